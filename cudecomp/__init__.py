@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pencil decompositions, global transposes and halo exchange for arrays split over many processes."""
+
+from ._build import VERSION as __version__
+from .errors import KernelError, PoisonedError
+from .exchange import BoxCopy, Exchange, Message
+from .grid import ProcessGrid
+from .memory import empty
+from .pencil import Box, Pencil
+from .plan import Call, Plan, TransposePlan
+from .workspace import Workspace
+
+__all__ = [
+    "Box",
+    "BoxCopy",
+    "Call",
+    "Exchange",
+    "KernelError",
+    "Message",
+    "Pencil",
+    "Plan",
+    "PoisonedError",
+    "ProcessGrid",
+    "TransposePlan",
+    "Workspace",
+    "__version__",
+    "empty",
+]

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owns the package's communicators and what ranks agree on; knows nothing of pencils or of the data that travels.
+
+One duplicate is made per user communicator and kept as an MPI attribute of it, since MPI libraries have few communicators
+to give; plans on it differ by tag. mpi4py is imported only when a communicator is at hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol
+
+_keyval: int | None = None
+
+# The exceptions that travel from one rank to the others; anything else arrives as RuntimeError.
+_TRAVELLING = {kind.__name__: kind for kind in (TypeError, ValueError, MemoryError, RuntimeError, OSError, ImportError)}
+
+
+class Group(Protocol):
+    """What a plan needs of its group of processes."""
+
+    rank: int
+    size: int
+
+    def agree(self, what: str, error: BaseException | None, spec: Mapping[str, str] | None = None) -> None:
+        """Raise the same exception on all ranks, or on none (collective)."""
+
+
+class Alone:
+    """A group of this process alone; MPI is not imported."""
+
+    rank = 0
+    size = 1
+    nodes = (0,)
+    user = None
+
+    def agree(self, what: str, error: BaseException | None, spec: Mapping[str, str] | None = None) -> None:
+        """Raise `error` if there is one."""
+        if error is not None:
+            raise error
+
+
+class Communicator:
+    """This package's duplicate of a user's communicator, shared by all plans on it.
+
+    Build it with `Communicator.of` (collective at its first call for a communicator).
+
+    Attributes
+    ----------
+    user, mpi : mpi4py.MPI.Intracomm
+        The communicator given by the user, and the duplicate that messages travel in.
+    rank, size : int
+        Of the communicator.
+    nodes : tuple of int
+        For each rank the lowest rank that shares its host.
+    """
+
+    def __init__(self, user: Any):
+        from mpi4py import MPI
+
+        self.user = user
+        self.mpi = user.Dup()
+        self.rank = self.mpi.Get_rank()
+        self.size = self.mpi.Get_size()
+        self._tags = 0
+        self._tag_limit = self.mpi.Get_attr(MPI.TAG_UB) or 32767
+        self._groups: dict[Hashable, tuple[Any, tuple[int, ...]]] = {}
+        host = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        self.nodes = tuple(self.mpi.allgather(host.bcast(self.rank)))
+        host.Free()
+
+    @classmethod
+    def of(cls, comm: Any) -> Communicator | Alone:
+        """Return the duplicate of `comm`, made at the first call (then collective over it); None means this process."""
+        if comm is None:
+            return Alone()
+        MPI = _mpi_of(comm)
+        global _keyval
+        if _keyval is None:
+            _keyval = MPI.Comm.Create_keyval(delete_fn=_release)
+        found = comm.Get_attr(_keyval)
+        if found is None:
+            found = cls(comm)
+            comm.Set_attr(_keyval, found)
+        return found
+
+    def tag(self) -> int:
+        """Return the tag of the next plan; the same on all ranks, since plans are built collectively."""
+        self._tags = self._tags % self._tag_limit + 1
+        return self._tags
+
+    def group(self, name: Hashable, color: int) -> tuple[Any, tuple[int, ...]]:
+        """Return the communicator of the ranks with the same `color`, and those ranks.
+
+        Collective at the first call for a name; later calls return what was made then.
+        """
+        if name not in self._groups:
+            members = self.mpi.Split(color, self.rank)
+            self._groups[name] = members, tuple(members.allgather(self.rank))
+        return self._groups[name]
+
+    def agree(self, what: str, error: BaseException | None, spec: Mapping[str, str] | None = None) -> None:
+        """Raise the same exception on all ranks, or on none.
+
+        Collective. The error of the lowest failing rank is raised everywhere; without errors, ranks whose `spec` differs
+        from rank 0's give a ValueError that names the first differing entry, its values and their ranks.
+        """
+        mine = None if error is None else (type(error).__name__, str(error))
+        digest = hashlib.sha256(repr(sorted((spec or {}).items())).encode()).digest()
+        theirs = self.mpi.allgather((mine, digest))
+        failed = [(rank, found) for rank, (found, _) in enumerate(theirs) if found is not None]
+        if failed:
+            raise _shared_error(failed, self.size) from error
+        if any(other != theirs[0][1] for _, other in theirs):
+            raise ValueError(f"{what}: {_difference(self.mpi.allgather(dict(spec or {})))}")
+
+
+def _mpi_of(comm: Any) -> Any:
+    """Return the MPI module that `comm` is an intracommunicator of."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm is a {type(comm).__name__}, expected an mpi4py.MPI.Intracomm or None")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm is MPI.COMM_NULL, expected a communicator that this process belongs to")
+    return MPI
+
+
+def _release(comm: Any, keyval: int, found: Communicator) -> None:
+    """Free the duplicate together with the user's communicator."""
+    with contextlib.suppress(Exception):
+        for group, _ in found._groups.values():
+            group.Free()
+        found.mpi.Free()
+
+
+def _shared_error(failed: list[tuple[int, tuple[str, str]]], size: int) -> Exception:
+    kind, text = failed[0][1]
+    if len(failed) < size:
+        text += f" (on {ranks_text([rank for rank, _ in failed])} of {size})"
+    return _TRAVELLING.get(kind, RuntimeError)(text)
+
+
+def _difference(specs: list[dict[str, str]]) -> str:
+    """Describe the first entry of the specification that is not the same on all ranks."""
+    for name in specs[0]:
+        ranks: dict[str, list[int]] = {}
+        for rank, spec in enumerate(specs):
+            ranks.setdefault(spec.get(name, "nothing"), []).append(rank)
+        if len(ranks) > 1:
+            values = "; ".join(f"{value} on {ranks_text(at)}" for value, at in ranks.items())
+            return f"{name} differs over the ranks: {values}; expected the same on all"
+    return "the ranks ask for different operations"
+
+
+def ranks_text(ranks: list[int], most: int = 8) -> str:
+    """Return "rank 3" or "ranks 0, 1, 2", shortened beyond `most`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:most]))
+    return f"ranks {shown}" + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
+
+
+def attempt(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Return (result, None) or (None, exception), for errors that are to be agreed on before they are raised."""
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error

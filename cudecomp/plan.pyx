@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, binding=True, embedsignature=True
+"""Owns plans and calls, what users hold; all work is done by the engine of the plan's device."""
+
+from libc.stdint cimport intptr_t, uintptr_t
+
+import warnings
+
+from cudecomp.array import host_view
+from cudecomp.binding import Binding
+from cudecomp.comm import attempt, Communicator
+from cudecomp.engine import build
+from cudecomp.exchange import Exchange
+from cudecomp.memory import empty_array, empty_inplace
+from cudecomp.report import explain, summary
+from cudecomp.spec import transpose_spec
+
+
+cdef class Plan:
+    """What `TransposePlan` and other plans have in common: a schedule bound to a dtype, a device and a communicator.
+
+    Use it as a context manager, or call `close`. Building a plan is collective over its communicator and fails on all
+    ranks alike; running it is not collective beyond the messages themselves: the ranks that exchange data must run the
+    plan, and must run plans that share peers in the same order.
+    """
+
+    def __init__(self):
+        raise TypeError("Plan is the base of plans; build a TransposePlan")
+
+    @property
+    def src(self):
+        """The pencil of the source (Pencil)."""
+        return self._engine.spec.src
+
+    @property
+    def dst(self):
+        """The pencil of the destination (Pencil)."""
+        return self._engine.spec.dst
+
+    @property
+    def dtype(self):
+        """The dtype of the items (numpy.dtype)."""
+        return self._engine.spec.dtype
+
+    @property
+    def comm(self):
+        """The communicator the plan was built on (mpi4py.MPI.Intracomm), or None."""
+        return self._engine.group.user
+
+    @property
+    def rank(self):
+        """The rank of this process in the communicator; 0 without one."""
+        return self._engine.group.rank
+
+    @property
+    def device(self):
+        """Where the arrays lie: "host"."""
+        return self._engine.spec.device
+
+    @property
+    def backend(self):
+        """The name of the transport that was chosen."""
+        return self._engine.spec.choice.name
+
+    @property
+    def launch(self):
+        """How device work is launched: "fused" or "per_peer"; without effect on the host device."""
+        return self._engine.spec.launch
+
+    @property
+    def fields(self):
+        """The number of arrays that travel together."""
+        return self._engine.spec.fields
+
+    @property
+    def inplace(self):
+        """Whether source and destination are one buffer."""
+        return self._engine.spec.inplace
+
+    @property
+    def capturable(self):
+        """Whether a capture holds the whole operation; False on the host device, where MPI is driven by the host."""
+        return False
+
+    @property
+    def workspace_bytes(self):
+        """The bytes of workspace that this rank needs."""
+        return self._engine.schedule.workspace_bytes
+
+    @property
+    def workspace(self):
+        """The Workspace in use, the plan's own or the one given to it."""
+        return self._engine.workspace
+
+    @property
+    def stats(self):
+        """Counters since the plan was built, by name: runs, messages sent, captures, replays (dict)."""
+        return self._engine.stats.as_dict()
+
+    @property
+    def closed(self):
+        """Whether the plan was closed."""
+        return self._engine is None or self._engine.closed
+
+    def run(self, src, dst=None, stream=None):
+        """Move the interior of `src` to the interior of `dst`.
+
+        Parameters
+        ----------
+        src, dst : array
+            In memory order: of the `memory_shape` of the plan's pencils for this rank, or flat with at least `size`
+            items, contiguous, of exactly the plan's dtype. With several fields, one array with a leading axis, or a
+            sequence of arrays. A plan in place takes one buffer and no `dst`.
+        stream : None
+            Must be None on the host device.
+
+        Raises
+        ------
+        TypeError
+            An argument is no array, or is of another dtype or device.
+        ValueError
+            Wrong shape, order or size, a read-only destination, or overlapping arrays.
+        RuntimeError
+            The plan is closed, failed before, or an operation on it, its workspace or the arrays is pending.
+        TimeoutError
+            Nothing arrived for the plan's timeout; the plan cannot be used any more.
+
+        Notes
+        -----
+        Not collective beyond the messages; blocking on the host device. Errors in arguments are local and raised
+        before anything is sent; with `check=True` they are agreed on and all ranks raise the same (collective).
+        Halo and padding cells of `dst` are left as they were.
+        """
+        cdef Call call = self._bind(src, dst, stream, self._engine_open().spec.check)
+        (<object> call._bound).run()
+
+    def bind(self, src, dst=None):
+        """Return a Call: this plan with these arrays, checked now and kept alive.
+
+        Local on MPI transports; with `check=True` collective. Arguments and errors as for `run`.
+        """
+        return self._bind(src, dst, None, self._engine_open().spec.check)
+
+    def capture(self, src, dst=None):
+        """Return a Call whose work is recorded now, for `Call.replay` and `Plan.replay`.
+
+        On the host device the record is the checked list of copies and messages. Local. Arguments and errors as for
+        `run`. The call is kept by the plan until another capture takes its place.
+        """
+        call = self.bind(src, dst)
+        self._engine.capture(call._bound)
+        self._engine.latest = call
+        return call
+
+    def replay(self, stream=None):
+        """Replay the latest capture; RuntimeError if there is none. Otherwise as `run`."""
+        latest = self._engine_open().latest
+        if latest is None:
+            raise RuntimeError(f"{self._engine}: nothing was captured; call capture(src, dst) first")
+        latest.replay(stream)
+
+    def empty_src(self):
+        """Return an uninitialised array for the source, of its memory shape, with a leading axis for several fields.
+
+        A plan in place gets one flat buffer that holds either pencil. Local on MPI transports. The memory belongs to
+        the array and outlives the plan.
+        """
+        return self._empty(self.src)
+
+    def empty_dst(self):
+        """Return an uninitialised array for the destination; otherwise as `empty_src`."""
+        return self._empty(self.dst)
+
+    def register(self, array):
+        """Make an array known to the transport; MPI transports need nothing, and nothing is done. Local."""
+        self._engine_open()
+        host_view(array, f"{self._engine.spec.operation}.register: array")
+        return array
+
+    def check(self):
+        """Raise if the plan cannot be used: closed, or failed before. Local."""
+        self._engine_open().usable()
+
+    def close(self):
+        """Give resources back. Local, idempotent, never waits for peers; arrays live on."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def explain(self):
+        """Return the schedule in words: transport and why, messages, bytes per peer, workspace, rewrites (str). Local."""
+        return explain(self._engine.spec, self._engine.schedule, self.rank)
+
+    def _engine_open(self):
+        if self._engine is None or self._engine.closed:
+            raise RuntimeError(f"{type(self).__name__}: it is closed")
+        return self._engine
+
+    def _bind(self, src, dst, stream, agree):
+        engine = self._engine_open()
+        call, error = attempt(lambda: _bound_call(engine, src, dst, stream))
+        if agree:
+            engine.group.agree(engine.spec.operation, error)
+        elif error is not None:
+            raise error
+        return call
+
+    def _empty(self, pencil):
+        spec = self._engine_open().spec
+        if spec.inplace:
+            return empty_inplace(spec.src, spec.dst, spec.dtype, self.rank, spec.fields)
+        return empty_array(pencil, spec.dtype, self.rank, spec.device, spec.fields)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None and self._engine is not None:
+            self._engine.poison(f"its block was left by {kind.__name__}")
+        self.close()
+
+    def __repr__(self):
+        if self._engine is None:
+            return f"<{type(self).__name__}, not built>"
+        return summary(self._engine.spec, self._engine.schedule, self.rank, self.stats, self.closed)
+
+    def __del__(self):
+        if self._engine is not None and not self._engine.closed:
+            warnings.warn(f"{self._engine} was not closed", ResourceWarning, source=self)
+            self._engine.close()
+
+
+class TransposePlan(Plan):
+    """Move an array from one pencil layout to another.
+
+    Parameters
+    ----------
+    src, dst : Pencil
+        The layouts, of one global shape over process grids of the communicator's size. Axes, memory orders, halos and
+        process grids may differ.
+    dtype : dtype-like
+        Of the items; any dtype of a fixed size without Python objects. Arrays must have exactly this one.
+    comm : mpi4py.MPI.Intracomm, optional
+        Ranks of the process grids are ranks of `comm`. None: this process alone; MPI is not imported.
+    device : {"host", "cuda"}
+        Where arrays lie.
+    backend : str
+        The transport: "mpi_p2p", "mpi_p2p_pl" (pipelined), "mpi_a2a", "local" (one process), or "auto".
+    launch : {"fused", "per_peer"}
+        How device work is launched; without effect on the host device.
+    graphs : bool, optional
+        Whether `run` captures and replays by itself on a GPU; None asks CUDECOMP_ENABLE_CUDA_GRAPHS.
+    fields : int, optional
+        How many arrays travel together, with one message per peer.
+    inplace : bool
+        Source and destination are one buffer.
+    workspace : Workspace, optional
+        Memory to share with other plans; None: the plan's own.
+    timeout : float, optional
+        Seconds without progress after which a waiting rank raises TimeoutError; None asks CUDECOMP_TIMEOUT, then never.
+    check : bool
+        Agree on the arguments of each run, so that all ranks raise the same (a reduction per run).
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError
+        An argument is wrong on any rank, or differs between ranks: the same exception on all ranks.
+
+    Notes
+    -----
+    Collective over `comm`. See `Plan` for running it.
+    """
+
+    def __init__(self, src, dst, dtype, comm=None, *, device="host", backend="auto", launch="fused", graphs=None,
+                 fields=None, inplace=False, workspace=None, timeout=None, check=False):
+        options = dict(device=device, backend=backend, launch=launch, graphs=graphs, fields=fields, inplace=inplace,
+                       workspace=workspace, timeout=timeout, check=check)
+        group = Communicator.of(comm)
+        spec, error = attempt(lambda: transpose_spec(group, src, dst, dtype, **options))
+        group.agree("TransposePlan", error, spec and spec.table())
+        _set_engine(self, build(spec, group, lambda rank, nodes: Exchange(src, dst, rank, nodes)))
+
+    def reverse(self):
+        """Return the plan from `dst` to `src`, with the same options and the same workspace; collective."""
+        spec = self._engine_open().spec
+        return TransposePlan(
+            spec.dst, spec.src, spec.dtype, self.comm, device=spec.device, backend=spec.choice.name,
+            launch=spec.launch, graphs=spec.graphs, fields=spec.fields, inplace=spec.inplace,
+            workspace=spec.workspace, timeout=spec.timeout, check=spec.check)
+
+
+cdef class Call:
+    """A plan bound to arrays, which it keeps alive.
+
+    Made by `Plan.bind` and `Plan.capture`. Running it checks nothing again.
+    """
+
+    def __init__(self):
+        raise TypeError("Call is made by Plan.bind and Plan.capture")
+
+    @property
+    def captured(self):
+        """Whether the call holds a capture that `replay` can use."""
+        return self._bound.captured
+
+    def run(self, stream=None):
+        """Carry the operation out with the bound arrays; as `Plan.run`."""
+        _no_stream(self._bound, stream)
+        self._bound.run()
+
+    def capture(self):
+        """Record the work now, for `replay`; returns the call. Local."""
+        self._bound.engine.capture(self._bound)
+        return self
+
+    def replay(self, stream=None):
+        """Carry the recorded work out; RuntimeError if nothing was captured. Otherwise as `Plan.run`."""
+        _no_stream(self._bound, stream)
+        self._bound.replay()
+
+    def start(self, stream=None):
+        """Begin the operation and return; until `wait`, arrays and workspace are in use.
+
+        MPI messages advance only inside calls of this library or of MPI.
+        """
+        _no_stream(self._bound, stream)
+        self._bound.start()
+
+    def test(self):
+        """Make progress without blocking; return whether the operation is complete (bool)."""
+        return self._bound.test()
+
+    def wait(self):
+        """Block until the operation begun by `start` is complete; returns at once if there is none."""
+        self._bound.wait()
+
+    def __repr__(self):
+        return f"<Call of {self._bound.engine}{', captured' if self.captured else ''}>"
+
+
+def _set_engine(Plan plan, engine):
+    plan._engine = engine
+
+
+def _bound_call(engine, src, dst, stream):
+    """Check the arrays against a plan and return the call."""
+    cdef Call call = Call.__new__(Call)
+    if stream is not None:
+        raise ValueError(f"{engine.spec.operation}: stream is {stream!r}, expected None on the host device")
+    binding = Binding(engine.spec, engine.group.rank, src, dst, host_view)
+    call._bound = engine.bind(binding.sources, binding.destinations, binding.spans, binding.owners)
+    return call
+
+
+def _no_stream(bound, stream):
+    if stream is not None:
+        raise ValueError(f"{bound.engine.spec.operation}: stream is {stream!r}, expected None on the host device")
+
+
+cdef int plan_run(Plan plan, void *src, void *dst, void *stream) except -1 nogil:
+    with gil:
+        plan._engine_open().run_addresses(<uintptr_t> src, <uintptr_t> dst, <intptr_t> stream)
+    return 0
+
+
+cdef int call_run(Call call, void *stream) except -1 nogil:
+    with gil:
+        call.run(<intptr_t> stream if stream != NULL else None)
+    return 0
+
+
+cdef int call_replay(Call call, void *stream) except -1 nogil:
+    with gil:
+        call.replay(<intptr_t> stream if stream != NULL else None)
+    return 0

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owns the description of schedules in words; knows nothing of how they are carried out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .pencil import Pencil
+from .schedule import Schedule
+from .spec import Spec
+
+
+def size_text(nbytes: float) -> str:
+    """Return a number of bytes in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def pencil_text(pencil: Pencil, rank: int) -> str:
+    """Return one line on a rank's part of a pencil."""
+    parts = [f"axis {pencil.axis}", f"shape {pencil.shape(rank)} at {pencil.start(rank)}", f"order {pencil.order}"]
+    if any(low or high for low, high in pencil.halo):
+        parts.append(f"halo {pencil.halo}")
+    if any(pencil.padding):
+        parts.append(f"padding {pencil.padding}")
+    return ", ".join(parts)
+
+
+def summary(spec: Spec, schedule: Schedule, rank: int, stats: dict[str, int], closed: bool) -> str:
+    """Return the repr of a plan."""
+    sent = sum(part.items for part in schedule.sends) * spec.dtype.itemsize
+    lines = [
+        f"<{spec.operation}{' (closed)' if closed else ''}: {spec.dtype} on {spec.device}, rank {rank} of "
+        f"{spec.src.grid.size} in {spec.src.grid.shape}",
+        f"  src: {pencil_text(spec.src, rank)}",
+        f"  dst: {pencil_text(spec.dst, rank)}",
+        f"  {spec.choice.name}: {len(schedule.sends)} messages out ({size_text(sent)}), {len(schedule.recvs)} in; "
+        f"workspace {size_text(schedule.workspace_bytes)}",
+    ]
+    lines += [f"  {line}" for line in schedule.rewrites]
+    return "\n".join(lines) + f"\n  {', '.join(f'{n} {name}' for name, n in stats.items())}>"
+
+
+def explain(spec: Spec, schedule: Schedule, rank: int, most: int = 16) -> str:
+    """Return the schedule of a rank in words; at most `most` messages of each direction are listed."""
+    itemsize = spec.dtype.itemsize
+    lines = [
+        f"{spec.operation} of {spec.src.global_shape} {spec.dtype}, rank {rank} of {spec.src.grid.size}",
+        f"from {pencil_text(spec.src, rank)}",
+        f"to   {pencil_text(spec.dst, rank)}",
+        f"transport {spec.choice.name}: {spec.choice.why}",
+        *schedule_lines(schedule, itemsize, most),
+    ]
+    return "\n".join(lines)
+
+
+def schedule_lines(schedule: Schedule, itemsize: int, most: int = 16) -> list[str]:
+    """Return lines on the messages, the workspace and the rewrites of a schedule."""
+    lines = []
+    for verb, parts in (("send to", schedule.sends), ("receive from", schedule.recvs)):
+        total = size_text(sum(part.items for part in parts) * itemsize)
+        lines.append(f"{len(parts)} messages to {verb.split()[0]}, {total}")
+        lines += [f"  {_part_text(part, verb, itemsize)}" for part in parts[:most]]
+        if len(parts) > most:
+            lines.append(f"  and {len(parts) - most} more")
+    lines.append(f"workspace {size_text(schedule.workspace_bytes)} ({schedule.workspace_bytes} bytes)")
+    lines.append("rewrites: " + ("; ".join(schedule.rewrites) or "none: every message is packed and unpacked"))
+    return lines
+
+
+def _part_text(part: Any, verb: str, itemsize: int) -> str:
+    sending = verb.startswith("send")
+    if part.segment < 0:
+        place = "straight from the source array" if sending else "straight into the destination array"
+    else:
+        place = f"after pack segment {part.segment}" if sending else f"then unpack segment {part.segment}"
+    return f"{verb} rank {part.peer}: {size_text(part.items * itemsize)}, {place}"

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owns the schedule of one rank: which copies and messages carry out an exchange; knows nothing of MPI or devices.
+
+All rewrites of the plain "pack everything, send everything, unpack everything" are decided here, once, and are visible in
+the schedule. Both ends of a message derive its wire order from the same numbers, so that nothing has to be negotiated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
+from typing import NamedTuple
+
+from .exchange import BoxCopy, Exchange, Message
+from .pencil import Pencil
+
+# Every message starts on such a boundary of the workspace, in bytes: a cache line pair on hosts, a full sector group on GPUs.
+ALIGNMENT = 256
+
+# Relative costs of one pass over a message's items, for choosing the wire order.
+PLAIN_PASS = 1.0
+PERMUTED_PASS = 1.5
+
+
+class Bases(NamedTuple):
+    """The numbering of base addresses: `fields` sources, `fields` destinations, send workspace, receive workspace."""
+
+    fields: int
+
+    def src(self, field: int) -> int:
+        """Return the base of the source array of a field."""
+        return field
+
+    def dst(self, field: int) -> int:
+        """Return the base of the destination array of a field."""
+        return self.fields + field
+
+    @property
+    def send(self) -> int:
+        """The base of the part of the workspace that holds packed messages to send."""
+        return 2 * self.fields
+
+    @property
+    def recv(self) -> int:
+        """The base of the part of the workspace that messages arrive in."""
+        return 2 * self.fields + 1
+
+    @property
+    def count(self) -> int:
+        """The length of the table of base addresses."""
+        return 2 * self.fields + 2
+
+
+class Copy(NamedTuple):
+    """A strided copy of a box; offsets and strides in items, one stride per axis, in axis order."""
+
+    shape: tuple[int, ...]
+    src_base: int
+    src_offset: int
+    src_strides: tuple[int, ...]
+    dst_base: int
+    dst_offset: int
+    dst_strides: tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """One message as a transport sees it: `items` contiguous items at `offset` items from a base."""
+
+    peer: int
+    base: int
+    offset: int
+    items: int
+    segment: int  # of the pack or unpack program; -1: the message lies in the user's array, nothing to pack or unpack
+
+
+def packed_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides per axis, in items, of a box packed without gaps, its axes from slowest to fastest in `order`."""
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def same_layout(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Tell whether two sets of strides address a box alike; strides of extents of one do not matter."""
+    return all(n == 1 or s == t for n, s, t in zip(shape, a, b, strict=True))
+
+
+def is_contiguous(pencil: Pencil, rank: int, shape: tuple[int, ...]) -> bool:
+    """Tell whether a box of `shape` within a rank's array has no gaps in memory."""
+    return same_layout(shape, pencil.axis_strides(rank), packed_strides(shape, pencil.order))
+
+
+def wire_order(src: Pencil, dst: Pencil, sender: int, receiver: int, message: Message, zero_copy: bool) -> tuple[int, ...]:
+    """Return the order of axes in which a message travels: the source's or the destination's memory order.
+
+    One of pack and unpack is then a plain copy, and disappears where the box has no gaps; the other one permutes. Equal
+    costs give the destination's order, so that the pass after the arrival is the cheap one.
+    """
+    plain_src = plain_dst = PLAIN_PASS
+    if zero_copy and len(message.copies) == 1:
+        shape = message.copies[0].shape
+        plain_src = 0.0 if is_contiguous(src, sender, shape) else PLAIN_PASS
+        plain_dst = 0.0 if is_contiguous(dst, receiver, shape) else PLAIN_PASS
+    return src.order if plain_src + PERMUTED_PASS < PERMUTED_PASS + plain_dst else dst.order
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What one rank does to carry out an exchange: copies in numbered segments, messages, workspace.
+
+    Parameters
+    ----------
+    exchange : Exchange
+        The box copies and messages of this rank.
+    fields : int
+        How many arrays travel together, with one message per peer.
+    inplace : bool
+        Source and destination are one buffer: everything goes through the workspace and nothing is unpacked before the
+        last item was packed.
+    zero_copy : bool
+        Messages may start from, and land in, the user's arrays where their boxes have no gaps. The same on all ranks.
+    uniform : bool
+        All messages to send come from one base, and all received ones land in one (an all-to-all needs this).
+
+    Attributes
+    ----------
+    sends, recvs : tuple of Part
+        Messages to other ranks, in the order of the exchange.
+    pack, unpack : tuple of tuple of Copy
+        The copies of each segment. After the segments of the messages, `pack` has one for the items that stay on this
+        rank (none where they stay in place); with `inplace` that segment fills the workspace and `unpack` ends with its
+        counterpart.
+    send_items, recv_items : int
+        The items of the two parts of the workspace, gaps for alignment included.
+    """
+
+    exchange: Exchange
+    itemsize: int
+    fields: int = 1
+    inplace: bool = False
+    zero_copy: bool = True
+    uniform: bool = False
+
+    @cached_property
+    def bases(self) -> Bases:
+        """The numbering of base addresses."""
+        return Bases(self.fields)
+
+    @property
+    def sends(self) -> tuple[Part, ...]:
+        """Messages to other ranks, in the order of the exchange."""
+        return self._pack_side[0]
+
+    @property
+    def recvs(self) -> tuple[Part, ...]:
+        """Messages from other ranks, in the order of the exchange."""
+        return self._unpack_side[0]
+
+    @property
+    def pack(self) -> tuple[tuple[Copy, ...], ...]:
+        """The copies of the pack program, per segment."""
+        return self._pack_side[1]
+
+    @property
+    def unpack(self) -> tuple[tuple[Copy, ...], ...]:
+        """The copies of the unpack program, per segment."""
+        return self._unpack_side[1]
+
+    @property
+    def send_items(self) -> int:
+        """The items of the workspace that packed messages need."""
+        return self._pack_side[2]
+
+    @property
+    def recv_items(self) -> int:
+        """The items of the workspace that arriving messages need."""
+        return self._unpack_side[2]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The bytes of workspace this rank needs, alignment included."""
+        return aligned((self.send_items) * self.itemsize) + aligned(self.recv_items * self.itemsize)
+
+    @property
+    def message_segments(self) -> int:
+        """How many segments of the pack program belong to messages; what follows stays on this rank."""
+        return sum(part.segment >= 0 for part in self.sends)
+
+    @cached_property
+    def stays(self) -> bool:
+        """Whether the items of this rank that go to itself already are where they belong (in place, same layout)."""
+        src, dst, rank = self.exchange.src, self.exchange.dst, self.exchange.rank
+        message = own(self.exchange.sends, rank)
+        return message is None or (
+            self.inplace
+            and all(
+                same_layout(copy.shape, src.axis_strides(rank), dst.axis_strides(rank))
+                and src.offset(rank, copy.src_start) == dst.offset(rank, copy.dst_start)
+                for copy in message.copies
+            )
+        )
+
+    @cached_property
+    def rewrites(self) -> tuple[str, ...]:
+        """Which passes of the plain schedule were left out, in words."""
+        found = []
+        sent = sum(part.segment < 0 for part in self.sends)
+        landed = sum(part.segment < 0 for part in self.recvs)
+        if sent:
+            found.append(f"{sent} of {len(self.sends)} messages leave from the source array (already packed)")
+        if landed:
+            found.append(f"{landed} of {len(self.recvs)} messages land in the destination array (no unpack)")
+        if not self.sends and not self.recvs:
+            found.append("no other rank takes part: one local copy")
+        if self.inplace and self.stays and own(self.exchange.sends, self.exchange.rank) is not None:
+            found.append("the items of this rank stay where they are")
+        return tuple(found)
+
+    @cached_property
+    def _pack_side(self) -> tuple[tuple[Part, ...], tuple[tuple[Copy, ...], ...], int]:
+        return self._side(self.exchange.sends, packing=True)
+
+    @cached_property
+    def _unpack_side(self) -> tuple[tuple[Part, ...], tuple[tuple[Copy, ...], ...], int]:
+        return self._side(self.exchange.recvs, packing=False)
+
+    def _side(self, messages: tuple[Message, ...], packing: bool) -> tuple[tuple[Part, ...], tuple[tuple[Copy, ...], ...], int]:
+        """Lay the messages of one direction out: parts, segments of copies, items of workspace."""
+        rank = self.exchange.rank
+        others = [message for message in messages if message.peer != rank]
+        skip = [self._lies_in_array(message, packing) for message in others]
+        if self.uniform and not all(skip):
+            skip = [False] * len(others)
+        parts: list[Part] = []
+        segments: list[tuple[Copy, ...]] = []
+        used = 0
+        for message, direct in zip(others, skip, strict=True):
+            items = message.items * self.fields
+            if direct:
+                parts.append(self._part_in_array(message, packing))
+                continue
+            parts.append(Part(message.peer, self.bases.send if packing else self.bases.recv, used, items, len(segments)))
+            segments.append(self._copies(message, used, packing))
+            used = self._round_up(used + items)
+        mine = own(messages, rank)
+        if mine is not None and not self.stays:
+            if self.inplace:
+                # The receive side reads this from the end of the send workspace, so both sides must agree on the place.
+                segments.append(self._copies(mine, self._own_offset, packing, through=self.bases.send))
+                used = self._round_up(used + mine.items * self.fields) if packing else used
+            elif packing:
+                segments.append(self._local_copies(mine))
+        return tuple(parts), tuple(segments), used
+
+    @cached_property
+    def _own_offset(self) -> int:
+        """Where, in place, the items that stay on this rank lie in the send workspace: after all messages."""
+        rank, used = self.exchange.rank, 0
+        for message in self.exchange.sends:
+            if message.peer != rank:
+                used = self._round_up(used + message.items * self.fields)
+        return used
+
+    def _round_up(self, items: int) -> int:
+        step = ALIGNMENT // gcd(ALIGNMENT, self.itemsize)
+        return -(-items // step) * step
+
+    def _ends(self, peer: int, packing: bool) -> tuple[int, int]:
+        """Return (sender, receiver) of a message with `peer`."""
+        return (self.exchange.rank, peer) if packing else (peer, self.exchange.rank)
+
+    def _order(self, message: Message, packing: bool) -> tuple[int, ...]:
+        src, dst = self.exchange.src, self.exchange.dst
+        return wire_order(src, dst, *self._ends(message.peer, packing), message, self._may_skip)
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether messages may use the user's arrays at all: several fields in one message lie in several places."""
+        return self.zero_copy and not self.inplace and self.fields == 1
+
+    def _lies_in_array(self, message: Message, packing: bool) -> bool:
+        if not self._may_skip or len(message.copies) != 1:
+            return False
+        pencil = self.exchange.src if packing else self.exchange.dst
+        shape = message.copies[0].shape
+        packed = packed_strides(shape, self._order(message, packing))
+        return same_layout(shape, pencil.axis_strides(self.exchange.rank), packed)
+
+    def _part_in_array(self, message: Message, packing: bool) -> Part:
+        rank, copy = self.exchange.rank, message.copies[0]
+        if packing:
+            return Part(message.peer, self.bases.src(0), self.exchange.src.offset(rank, copy.src_start), message.items, -1)
+        return Part(message.peer, self.bases.dst(0), self.exchange.dst.offset(rank, copy.dst_start), message.items, -1)
+
+    def _copies(self, message: Message, offset: int, packing: bool, through: int | None = None) -> tuple[Copy, ...]:
+        """Return the copies between this rank's arrays and a message at `offset` of the workspace; fields one by one."""
+        rank, order = self.exchange.rank, self._order(message, packing)
+        copies = []
+        for field in range(self.fields):
+            for box in message.copies:
+                packed = packed_strides(box.shape, order)
+                if packing:
+                    base = self.bases.send if through is None else through
+                    pencil, start = self.exchange.src, pencil_start(box, packing)
+                    near = (self.bases.src(field), pencil.offset(rank, start), pencil.axis_strides(rank))
+                    copies.append(Copy(box.shape, *near, base, offset, packed))
+                else:
+                    base = self.bases.recv if through is None else through
+                    pencil, start = self.exchange.dst, pencil_start(box, packing)
+                    near = (self.bases.dst(field), pencil.offset(rank, start), pencil.axis_strides(rank))
+                    copies.append(Copy(box.shape, base, offset, packed, *near))
+                offset += prod(box.shape)
+        return tuple(copies)
+
+    def _local_copies(self, message: Message) -> tuple[Copy, ...]:
+        src, dst, rank = self.exchange.src, self.exchange.dst, self.exchange.rank
+        return tuple(
+            Copy(
+                box.shape,
+                self.bases.src(field),
+                src.offset(rank, box.src_start),
+                src.axis_strides(rank),
+                self.bases.dst(field),
+                dst.offset(rank, box.dst_start),
+                dst.axis_strides(rank),
+            )
+            for field in range(self.fields)
+            for box in message.copies
+        )
+
+
+def pencil_start(box: BoxCopy, packing: bool) -> tuple[int, ...]:
+    """Return where a box starts on this rank's side of a message."""
+    return box.src_start if packing else box.dst_start
+
+
+def own(messages: tuple[Message, ...], rank: int) -> Message | None:
+    """Return the message of a rank to itself, the last one where there is any."""
+    return messages[-1] if messages and messages[-1].peer == rank else None
+
+
+def aligned(nbytes: int) -> int:
+    """Round a number of bytes up to the alignment of messages."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Circle(NamedTuple):
+    """The smallest set of ranks, by whole grid entries, that an exchange of all ranks keeps among themselves."""
+
+    entries: tuple[int, ...]  # grid entries along which it extends; all of them where the grids differ
+    color: int  # ranks with the same color form the set of one exchange
+    size: int
+
+
+def exchange_circle(exchange: Exchange) -> Circle:
+    """Return the set of ranks that the exchange of `exchange.rank` stays in.
+
+    A grid entry along which both pencils split the same axis in the same places keeps every item at its coordinate.
+    """
+    src, dst, grid = exchange.src, exchange.dst, exchange.src.grid
+    entries = tuple(range(len(grid.shape)))
+    if grid != dst.grid:
+        return Circle(entries, 0, grid.size)
+    moving = tuple(entry for entry in entries if _split(src, entry) != _split(dst, entry))
+    color = 0
+    for entry, coordinate in enumerate(grid.coords(exchange.rank)):
+        if entry not in moving:
+            color = color * grid.shape[entry] + coordinate
+    return Circle(moving, color, prod(grid.shape[entry] for entry in moving))
+
+
+def _split(pencil: Pencil, entry: int) -> tuple[int, tuple[int, ...]]:
+    """Return the axis that a grid entry splits, and where."""
+    axis = next(a for a in range(pencil.ndim) if pencil.entry(a) == entry)
+    return axis, tuple(pencil.cuts(axis))

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owns what a user asks of a plan: checked, and comparable over ranks; knows nothing of how it is carried out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .array import plan_dtype
+from .pencil import Pencil
+from .transports import Choice, choose
+from .workspace import Workspace
+
+DEVICES = ("host", "cuda")
+LAUNCHES = ("fused", "per_peer")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The arguments of a plan after checking.
+
+    All fields but `workspace` have to be the same on all ranks.
+    """
+
+    operation: str
+    src: Pencil
+    dst: Pencil
+    dtype: np.dtype[Any]
+    device: str
+    choice: Choice
+    launch: str
+    graphs: bool
+    fields: int
+    inplace: bool
+    timeout: float | None
+    check: bool
+    workspace: Workspace | None
+
+    def table(self) -> dict[str, str]:
+        """Return what ranks compare, by name."""
+        shown = {name: repr(getattr(self, name)) for name in self.__dataclass_fields__ if name != "workspace"}
+        shown["workspace"] = "none" if self.workspace is None else "shared"
+        return shown
+
+
+def transpose_spec(group: Any, src: Pencil, dst: Pencil, dtype: Any, **options: Any) -> Spec:
+    """Check the arguments of a TransposePlan for this rank of a group. Local."""
+    for name, pencil in (("src", src), ("dst", dst)):
+        if not isinstance(pencil, Pencil):
+            raise TypeError(f"TransposePlan: {name} is a {type(pencil).__name__}, expected a Pencil")
+    if src.global_shape != dst.global_shape:
+        raise ValueError(
+            f"TransposePlan: src has global shape {src.global_shape} and dst {dst.global_shape}, expected the same"
+        )
+    for name, pencil in (("src", src), ("dst", dst)):
+        if pencil.grid.size != group.size:
+            raise ValueError(
+                f"TransposePlan: {name} has a grid of {pencil.grid.size} ranks {pencil.grid.shape}, "
+                f"expected {group.size}, the size of the communicator"
+            )
+    return _spec("TransposePlan", group, src, dst, plan_dtype(dtype), **options)
+
+
+def _spec(
+    operation: str,
+    group: Any,
+    src: Pencil,
+    dst: Pencil,
+    dtype: np.dtype[Any],
+    *,
+    device: str,
+    backend: str,
+    launch: str,
+    graphs: bool | None,
+    fields: int | None,
+    inplace: bool,
+    workspace: Workspace | None,
+    timeout: float | None,
+    check: bool,
+) -> Spec:
+    _one_of("device", device, DEVICES)
+    _one_of("launch", launch, LAUNCHES)
+    if device == "cuda":
+        _require_cuda()
+    return Spec(
+        operation=operation,
+        src=src,
+        dst=dst,
+        dtype=dtype,
+        device=device,
+        choice=choose(backend, device, group.user, group.size),
+        launch=launch,
+        graphs=_graphs(graphs),
+        fields=_fields(fields),
+        inplace=_flag("inplace", inplace),
+        timeout=_timeout(timeout),
+        check=_flag("check", check),
+        workspace=_workspace(workspace, group, device),
+    )
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, expected a string")
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
+
+
+def _require_cuda() -> None:
+    from . import _build
+
+    if not _build.CUDA:
+        raise RuntimeError(
+            "device 'cuda': this build of cudecomp has no CUDA kernels. With a CUDA toolkit on this machine, add them by: "
+            "pip install --force-reinstall --no-deps --no-binary cudecomp cudecomp -Csetup-args=-Dcuda=enabled "
+            "(from a source tree: pip install . -Csetup-args=-Dcuda=enabled)"
+        )
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} is {value!r}, expected True or False")
+    return bool(value)
+
+
+def _graphs(graphs: Any) -> bool:
+    """Return the value given, or that of the environment variable where none was."""
+    if graphs is None:
+        return os.environ.get("CUDECOMP_ENABLE_CUDA_GRAPHS", "0") == "1"
+    return _flag("graphs", graphs)
+
+
+def _fields(fields: Any) -> int:
+    if fields is None:
+        return 1
+    if isinstance(fields, bool) or not isinstance(fields, int | np.integer):
+        raise TypeError(f"fields is {fields!r}, expected an integer or None")
+    if fields < 1:
+        raise ValueError(f"fields is {fields}, expected at least 1")
+    return int(fields)
+
+
+def _timeout(timeout: Any) -> float | None:
+    """Return the seconds given, or those of the environment variable where none were."""
+    if timeout is None:
+        text = os.environ.get("CUDECOMP_TIMEOUT")
+        if not text:
+            return None
+        try:
+            timeout = float(text)
+        except ValueError:
+            raise ValueError(f"CUDECOMP_TIMEOUT is {text!r}, expected seconds") from None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float | np.number):
+        raise TypeError(f"timeout is {timeout!r}, expected seconds or None")
+    if not timeout > 0:
+        raise ValueError(f"timeout is {timeout!r}, expected more than 0 seconds")
+    return float(timeout)
+
+
+def _workspace(workspace: Any, group: Any, device: str) -> Workspace | None:
+    if workspace is None:
+        return None
+    if not isinstance(workspace, Workspace):
+        raise TypeError(f"workspace is a {type(workspace).__name__}, expected a Workspace or None")
+    if workspace.device != device:
+        raise ValueError(f"workspace is on {workspace.device}, expected {device}")
+    if workspace.comm is not group and not (workspace.comm.user is None and group.user is None):
+        raise ValueError("workspace was made for another communicator than the plan's")
+    return workspace
