@@ -78,8 +78,7 @@ $(VENV)/.installed-%: $(sources) | $(python)
 	touch $@
 
 $(python):
-	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
-	    "cudecomp needs Python 3.11 or later, $(PYTHON) is " + sys.version.split()[0] + "; use make PYTHON=...")'
+	$(PYTHON) build-aux/check_python.py
 	$(PYTHON) -m venv $(VENV)
 
 clean:

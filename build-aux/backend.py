@@ -41,7 +41,7 @@ def cuda_requirements(config_settings) -> list[str]:
         return []
     try:
         major, _ = find_cuda.nvcc_version(find_cuda.find_nvcc())
-    except find_cuda.NoCuda:
+    except find_cuda.NoCudaError:
         return [*TOOLKIT, BINDINGS[13]] if option == "enabled" else []
     return [BINDINGS[major]] if major in BINDINGS else []
 

@@ -3,7 +3,7 @@
 
 Called with a list of architectures ("90,100f", "native" or "default"), prints, one a line: nvcc, its version, the
 folder of its headers, the architectures, and nvcc's flags for a library of these. Exits with 1 and one sentence on
-stderr where CUDA modules cannot be built here.
+stderr where CUDA modules cannot be built here. Called with "nvcc", prints just the version of the nvcc that is found.
 """
 
 import importlib.metadata
@@ -23,7 +23,7 @@ OLDEST = (12, 0)
 DEFAULT = {"80": (12, 0), "90": (12, 0), "100": (12, 8), "120": (12, 8)}
 
 
-class NoCuda(Exception):
+class NoCudaError(Exception):
     """Why CUDA modules cannot be built here."""
 
 
@@ -47,20 +47,20 @@ def find_nvcc() -> Path:
         if os.access(path, os.X_OK) and path.is_file():
             return path
         if origin.isupper() and origin != "PATH":
-            raise NoCuda(f"{origin}={os.environ[origin]} names no CUDA compiler: {path} is not an executable")
-    raise NoCuda(
+            raise NoCudaError(f"{origin}={os.environ[origin]} names no CUDA compiler: {path} is not an executable")
+    raise NoCudaError(
         "no nvcc found; looked at NVCC, CUDA_HOME, CUDA_PATH, PATH, the nvidia-cuda-nvcc wheel and /usr/local/cuda"
     )
 
 
 def ask(*command: str | Path) -> str:
-    """What a command prints, both streams; NoCuda where it fails."""
+    """What a command prints, both streams; NoCudaError where it fails."""
     try:
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     except OSError as error:
-        raise NoCuda(f"{command[0]} cannot be run: {error}") from error
+        raise NoCudaError(f"{command[0]} cannot be run: {error}") from error
     if result.returncode:
-        raise NoCuda(f"`{shlex.join(map(str, command))}` failed:\n{result.stdout.strip()}")
+        raise NoCudaError(f"`{shlex.join(map(str, command))}` failed:\n{result.stdout.strip()}")
     return result.stdout
 
 
@@ -68,10 +68,10 @@ def nvcc_version(nvcc: Path) -> tuple[int, int]:
     text = ask(nvcc, "--version")
     match = re.search(r"release (\d+)\.(\d+)", text)
     if not match:
-        raise NoCuda(f"`{nvcc} --version` names no release: {text.strip()}")
+        raise NoCudaError(f"`{nvcc} --version` names no release: {text.strip()}")
     version = int(match[1]), int(match[2])
     if version < OLDEST:
-        raise NoCuda(f"{nvcc} is of CUDA {match[1]}.{match[2]}, older than {OLDEST[0]}.{OLDEST[1]}")
+        raise NoCudaError(f"{nvcc} is of CUDA {match[1]}.{match[2]}, older than {OLDEST[0]}.{OLDEST[1]}")
     return version
 
 
@@ -84,7 +84,7 @@ def header_folder(nvcc: Path) -> Path:
                 folder = Path(word.removeprefix("-I").removeprefix("-isystem")).resolve()
                 if (folder / "cuda_runtime.h").is_file():
                     return folder
-    raise NoCuda(f"{nvcc} finds no cuda_runtime.h (with the PyPI wheels: install nvidia-cuda-runtime)")
+    raise NoCudaError(f"{nvcc} finds no cuda_runtime.h (with the PyPI wheels: install nvidia-cuda-runtime)")
 
 
 def check_bindings(major: int) -> None:
@@ -94,9 +94,9 @@ def check_bindings(major: int) -> None:
             raise ModuleNotFoundError
         version = importlib.metadata.version("cuda-bindings")
     except (ModuleNotFoundError, importlib.metadata.PackageNotFoundError):
-        raise NoCuda("nvcc is here but the Python package cuda-bindings is not; install it, then build again") from None
+        raise NoCudaError("there is nvcc but no Python package cuda-bindings; install it, then build again") from None
     if int(version.split(".")[0]) != major:
-        raise NoCuda(f"cuda-bindings {version} does not fit the toolkit, which is CUDA {major}")
+        raise NoCudaError(f"cuda-bindings {version} does not fit the toolkit, which is CUDA {major}")
 
 
 def architectures(wanted: str, version: tuple[int, int]) -> list[str]:
@@ -108,7 +108,7 @@ def architectures(wanted: str, version: tuple[int, int]) -> list[str]:
     names = [name for name in re.split(r"[,; ]+", wanted) if name]
     for name in names:
         if not re.fullmatch(r"\d{2,3}[af]?", name):
-            raise NoCuda(f"-Dgpu_arch={wanted}: {name!r} is not an architecture such as 90 or 100f")
+            raise NoCudaError(f"-Dgpu_arch={wanted}: {name!r} is not an architecture such as 90 or 100f")
     return names
 
 
@@ -134,13 +134,16 @@ def try_compile(nvcc: Path, flags: list[str]) -> None:
     """A toolkit may refuse the host compiler or an architecture, or lack its static runtime library."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "try.cu")
-        source.write_text("__global__ void f() {}\nextern \"C\" int g() { f<<<1, 1>>>(); return cudaGetLastError(); }\n")
+        source.write_text('__global__ void f() {}\nextern "C" int g() { f<<<1, 1>>>(); return cudaGetLastError(); }\n')
         ask(nvcc, *flags, "-o", Path(folder, "try.so"), source)
 
 
 def main(wanted: str) -> None:
     nvcc = find_nvcc()
     version = nvcc_version(nvcc)
+    if wanted == "nvcc":
+        print("{}.{}".format(*version))
+        return
     headers = header_folder(nvcc)
     check_bindings(version[0])
     names = architectures(wanted, version)
@@ -152,5 +155,5 @@ def main(wanted: str) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1])
-    except NoCuda as error:
+    except NoCudaError as error:
         sys.exit(str(error))

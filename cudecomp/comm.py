@@ -67,6 +67,7 @@ class Communicator:
         self.size = self.mpi.Get_size()
         self._tags = 0
         self._tag_limit = self.mpi.Get_attr(MPI.TAG_UB) or 32767
+        self._aware: tuple[bool, str] | None = None
         self._groups: dict[Hashable, tuple[Any, tuple[int, ...]]] = {}
         host = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.nodes = tuple(self.mpi.allgather(host.bcast(self.rank)))
@@ -86,6 +87,17 @@ class Communicator:
             found = cls(comm)
             comm.Set_attr(_keyval, found)
         return found
+
+    def cuda_aware(self) -> tuple[bool, str]:
+        """Return whether MPI takes device addresses on all ranks, and how that is known; collective at the first call."""
+        if self._aware is None:
+            from .transports.aware import cuda_aware
+
+            # One rank of each host asks, since the answer takes a process of its own.
+            found = cuda_aware() if self.nodes[self.rank] == self.rank else (True, "")
+            answers = self.mpi.allgather(found)
+            self._aware = next((a for a in answers if not a[0]), answers[0])
+        return self._aware
 
     def tag(self) -> int:
         """Return the tag of the next plan; the same on all ranks, since plans are built collectively."""

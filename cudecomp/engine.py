@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owns the execution of a schedule on the host device: programs, workspace, transport, and their order in a run.
+"""Owns the life of an operation, whatever the device: building, starting, progress, waiting, failing, closing.
 
-It takes tables of addresses; it knows nothing of array objects.
+The devices (`host.py`, `cuda/engine.py`) say how segments are packed and unpacked. Engines take tables of addresses;
+they know nothing of array objects.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from .boxes import compile_copies
@@ -18,6 +21,7 @@ from .exchange import Exchange
 from .pack import AddressTable, PackProgram
 from .schedule import Schedule, aligned, exchange_circle
 from .spec import Spec
+from .transports import with_awareness
 from .workspace import Workspace
 
 # Polls before a waiting rank gives its core away: ranks may share cores.
@@ -50,38 +54,49 @@ class Bound:
 
     Attributes
     ----------
-    engine : HostEngine
+    engine : Engine
         Whose operation.
-    captured : bool
-        Whether `replay` is allowed.
+    table : AddressTable
+        Where its arrays and the workspace lie.
+    captured : object
+        What the engine recorded for `replay`; None if nothing.
     """
 
-    __slots__ = ("_owners", "_spans", "_table", "captured", "engine")
+    __slots__ = ("_owners", "_spans", "captured", "engine", "streams", "table")
 
-    def __init__(self, engine: HostEngine, table: AddressTable, spans: list[tuple[int, int]], owners: Any):
+    def __init__(
+        self,
+        engine: Engine,
+        table: AddressTable,
+        spans: Sequence[tuple[int, int]] = (),
+        owners: Any = None,
+        streams: tuple[int, ...] = (),
+    ):
         self.engine = engine
-        self.captured = False
-        self._table = table
+        self.captured: Any = None
+        self.table = table
+        self.streams = streams  # that the arrays say they are in use on
         self._spans = spans
         self._owners = owners
 
-    def run(self) -> None:
+    def run(self, stream: Any = None) -> None:
         """Start and wait."""
         self._refuse_in_flight()
-        self.engine.start(self._table)
+        self.engine.start(self, stream)
         self.engine.wait()
 
-    def replay(self) -> None:
+    def replay(self, stream: Any = None) -> None:
         """Run what was captured."""
-        if not self.captured:
+        if self.captured is None:
             raise RuntimeError(f"{self.engine}: this call was not captured; use capture(src, dst)")
-        self.run()
-        self.engine.stats.replays += 1
+        self._refuse_in_flight()
+        self.engine.start(self, stream, self.captured)
+        self.engine.wait()
 
-    def start(self) -> None:
+    def start(self, stream: Any = None) -> None:
         """Begin the operation and claim the arrays until it is complete."""
         self._refuse_in_flight()
-        self.engine.start(self._table)
+        self.engine.start(self, stream)
         self.engine.current = self
         _in_flight.extend((start, stop, self.engine) for start, stop in self._spans)
 
@@ -110,23 +125,24 @@ class Bound:
                 raise RuntimeError(f"{self.engine}: an array is in use by a pending operation of {engine}; wait for it")
 
 
-class HostEngine:
-    """One rank's part of an operation on the host device.
+class Engine:
+    """One rank's part of an operation.
 
-    Building one is collective over the communicator and fails on all ranks alike.
+    Building one is collective over the communicator and fails on all ranks alike. A device's engine has `_device_setup`
+    and the steps of a run: `_begin`, `_advance`, `_unpack`, `_finish`.
     """
 
     def __init__(self, spec: Spec, group: Any, exchange_of: Callable[[int, Any], Exchange]):
         self.spec = spec
         self.group = group
         self.stats = Stats()
-        self.workspace: Workspace | None = None
-        self._mover: Any = None
         self.current: Bound | None = None  # the call between start and wait
         self.latest: Any = None  # the call captured last
+        self._mover: Any = None
         self._poison: str | None = None
         self._closed = False
         self._missing: set[int] = set()  # receives that have not arrived, by number
+        self._sent = 0  # messages handed to the transport
         self._running = False
         _, error = attempt(lambda: self._prepare(exchange_of))
         try:
@@ -146,18 +162,22 @@ class HostEngine:
             spec.dtype.itemsize,
             fields=spec.fields,
             inplace=spec.inplace,
+            zero_copy=spec.zero_copy,
             uniform=spec.choice.name == "mpi_a2a",
         )
-        self.pack = self._program(self.schedule.pack)
-        self.unpack = self._program(self.schedule.unpack)
-        self.workspace = spec.workspace or Workspace(None)
-        self.workspace.reserve(self.schedule.workspace_bytes, self)
         # What arrives in a segment of its own, by message number.
         self._unpack_of = [part.segment for part in self.schedule.recvs]
+        self.workspace = spec.workspace or Workspace(None, spec.device)
+        self.workspace.reserve(self.schedule.workspace_bytes, spec.memory, self)
+        self._device_setup()
 
-    def _program(self, segments: Any) -> PackProgram:
-        itemsize, bases = self.spec.dtype.itemsize, self.schedule.bases
-        return PackProgram("host", compile_copies(segments, itemsize), len(segments), bases.count)
+    def _device_setup(self) -> None:
+        """Make the programs of the schedule."""
+        raise NotImplementedError
+
+    def _program(self, segments: Any, flags: Any = None, max_blocks: int = 0) -> PackProgram:
+        boxes = compile_copies(segments, self.spec.dtype.itemsize)
+        return PackProgram(self.spec.device, boxes, len(segments), self.schedule.bases.length, flags, max_blocks)
 
     def _connect(self) -> None:
         """Make the transport; collective."""
@@ -183,114 +203,112 @@ class HostEngine:
             self._mover.rebind(*self._workspace_parts())
 
     def _workspace_parts(self) -> tuple[int, int]:
-        address = self.workspace.address
+        address = self.workspace.address(self.spec.memory)
         return address, address + aligned(self.schedule.send_items * self.spec.dtype.itemsize)
 
-    # --- running ------------------------------------------------------------------------------------------------
+    # --- calls --------------------------------------------------------------------------------------------------
 
-    def table(self) -> AddressTable:
-        """Return a new table of addresses, for the arrays of a run."""
-        return AddressTable(self.schedule.bases.count)
-
-    def bind(self, sources: Sequence[int], destinations: Sequence[int], spans: Any, owners: Any) -> Bound:
-        """Return the operation on fields at these addresses."""
+    def bind(self, sources: Sequence[int], destinations: Sequence[int], **kept: Any) -> Bound:
+        """Return the operation on fields at these addresses; `kept` as for Bound."""
         bases = self.schedule.bases
-        table = self.table()
+        table = AddressTable(bases.length)
         for field in range(bases.fields):
             table[bases.src(field)] = sources[field]
             table[bases.dst(field)] = destinations[field]
-        return Bound(self, table, spans, owners)
+        return Bound(self, table, **kept)
+
+    def bind_addresses(self, src: int, dst: int) -> Bound:
+        """Return the operation on unchecked addresses; the fields of an array follow each other."""
+        spec, rank = self.spec, self.group.rank
+        itemsize, source, target = spec.dtype.itemsize, spec.src.size(rank), spec.dst.size(rank)
+        if spec.inplace:
+            source, dst = max(source, target), src
+            target = source
+        fields = range(spec.fields)
+        return self.bind([src + i * source * itemsize for i in fields], [dst + i * target * itemsize for i in fields])
 
     def capture(self, bound: Bound) -> None:
-        """Record an operation for replay: on the host device, note that its arrays were checked."""
+        """Record an operation for replay."""
         self.usable()
-        bound.captured = True
+        bound.captured = self._record(bound)
         self.stats.captures += 1
 
-    def run_addresses(self, src: int, dst: int, stream: int) -> None:
-        """Run on unchecked addresses; the fields of an array follow each other."""
-        spec, rank = self.spec, self.group.rank
-        if stream:
-            raise ValueError(f"{self}: got a stream, expected none on the host device")
-        first = max(spec.src.size(rank), spec.dst.size(rank)) if spec.inplace else spec.src.size(rank)
-        sources = [src + field * first * spec.dtype.itemsize for field in range(spec.fields)]
-        second = spec.dst.size(rank) * spec.dtype.itemsize
-        targets = sources if spec.inplace else [dst + field * second for field in range(spec.fields)]
-        self.bind(sources, targets, [], None).run()
+    def _record(self, bound: Bound) -> Any:
+        """Return what `replay` of a bound operation needs."""
+        raise NotImplementedError
 
-    def start(self, table: AddressTable) -> None:
-        """Pack and send; arrays and workspace are in use until `wait`."""
+    # --- running ------------------------------------------------------------------------------------------------
+
+    def start(self, bound: Bound, stream: Any = None, record: Any = None) -> None:
+        """Pack and send, by `record` where there is one; arrays and workspace are in use until the end."""
         self.usable()
+        self._check_stream(stream)
         self.workspace.enter(self)
-        bases = self.schedule.bases
+        bases, table = self.schedule.bases, bound.table
         table[bases.send], table[bases.recv] = self._workspace_parts()
-        self._table, self._running = table, True
+        self._bound, self._running, self._sent = bound, True, 0
         self._missing = set(range(len(self._unpack_of)))
         self.stats.runs += 1
-        try:
-            if self._mover is not None:
-                self._mover.post(table)
-                self._send(table)
-            self.pack.run(table, self.schedule.message_segments)
-            if self.spec.inplace:
-                self._unpack_own(table)
-        except BaseException:
-            self._fail("an error within an operation left messages under way")
-            raise
+        self.stats.replays += record is not None
+        with self._failing():
+            self._begin(bound, stream, record)
 
-    def _send(self, table: AddressTable) -> None:
-        """Pack and start the messages: one after the other where the transport is pipelined, else all at once."""
-        mover, sends = self._mover, self.schedule.sends
-        self.stats.messages += len(sends)
-        if not mover.pipelined:
-            self.pack.run(table, 0, self.schedule.message_segments)
-            mover.send(0, len(sends), table)
-            return
-        for i, part in enumerate(sends):
-            if part.segment >= 0:
-                self.pack.run(table, part.segment, part.segment + 1)
-            mover.send(i, i + 1, table)
-            if not self.spec.inplace:  # in place, an unpack would overwrite what is still to be packed
-                self._collect()
+    def _check_stream(self, stream: Any) -> None:
+        """Raise if an operation cannot be started on `stream`; before anything else is done."""
 
-    def _unpack_own(self, table: AddressTable) -> None:
-        """Move what stays on this rank, and lay in the workspace meanwhile, to its place."""
-        own = sum(segment >= 0 for segment in self._unpack_of)
-        self.unpack.run(table, own)
+    def _begin(self, bound: Bound, stream: Any, record: Any) -> None:
+        """Post receives, pack, and send what can be sent by now."""
+        raise NotImplementedError
+
+    def _advance(self) -> None:
+        """Send what has been packed since."""
+
+    def _unpack(self, segments: list[int]) -> None:
+        """Copy arrived messages to the destination."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Hand the arrays back to the caller."""
+
+    def _send(self, last: int) -> None:
+        """Start the messages up to `last`."""
+        if last > self._sent or not self._mover.pipelined:
+            self._mover.send(self._sent, last, self._bound.table)
+            self.stats.messages += last - self._sent
+            self._sent = last
 
     def _collect(self) -> None:
         """Unpack what has arrived."""
         found = self._mover.arrived()
-        for i in found:
-            segment = self._unpack_of[i]
-            if segment >= 0:
-                self.unpack.run(self._table, segment, segment + 1)
-        self._missing.difference_update(found)
+        if found:
+            segments = [self._unpack_of[i] for i in found if self._unpack_of[i] >= 0]
+            if segments:
+                self._unpack(segments)
+            self._missing.difference_update(found)
 
     def test(self) -> bool:
         """Make progress; tell whether the operation is complete. Does not block."""
         if not self._running:
             return True
-        try:
+        with self._failing():
             if self._mover is not None:
+                self._advance()
                 if self._missing:
                     self._collect()
-                if self._missing or not self._mover.sent():
+                if self._missing or self._sent < len(self.schedule.sends) or not self._mover.sent():
                     return False
-        except BaseException:
-            self._fail("an error within an operation left messages under way")
-            raise
+            self._finish()
         self._running = False
         self.workspace.leave(self)
         return True
 
     def wait(self) -> None:
         """Block until the operation is complete, or the timeout has passed."""
-        spins, last, missing = 0, time.monotonic(), len(self._missing)
+        spins, last, state = 0, time.monotonic(), (self._sent, len(self._missing))
         while not self.test():
             spins += 1
-            if len(self._missing) != missing:
-                spins, last, missing = 0, time.monotonic(), len(self._missing)
+            if (self._sent, len(self._missing)) != state:
+                spins, last, state = 0, time.monotonic(), (self._sent, len(self._missing))
             elif spins > SPINS:
                 os.sched_yield()
                 if self.spec.timeout is not None and time.monotonic() - last > self.spec.timeout:
@@ -300,10 +318,19 @@ class HostEngine:
         peers = sorted(self.schedule.recvs[i].peer for i in self._missing)
         waits = f"messages from {ranks_text(peers)}" if peers else "its own messages to be taken"
         text = f"{self}: nothing happened for {self.spec.timeout} s while it waited for {waits}"
-        self._fail(text)
+        self._poison = text
         raise TimeoutError(text)
 
     # --- ending -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Poison the plan if the block raises: messages are under way that nobody waits for."""
+        try:
+            yield
+        except BaseException as error:
+            self._poison = f"{type(error).__name__} in the middle of an operation: {error}"
+            raise
 
     def usable(self) -> None:
         """Raise unless an operation may start."""
@@ -324,9 +351,6 @@ class HostEngine:
         """Whether the plan was closed."""
         return self._closed
 
-    def _fail(self, why: str) -> None:
-        self._poison = why
-
     def poison(self, why: str) -> None:
         """Make every later operation raise, saying why."""
         self._poison = self._poison or why
@@ -336,19 +360,31 @@ class HostEngine:
         if self._closed:
             return
         self._closed = True
+        self.latest = None
         if self._running:
-            _stranded.append((self._mover, self.workspace, self._table))
+            _stranded.append((self._mover, self.workspace, self._bound, self))
             return
         if self._mover is not None:
             self._mover.close()
-        if self.workspace is not None:
+        self._release()
+
+    def _release(self) -> None:
+        """Free what belongs to this plan alone."""
+        if hasattr(self, "workspace"):
             self.workspace.release(self)
 
     def __str__(self) -> str:
         return f"{self.spec.operation}({self.spec.choice.name}, rank {self.group.rank} of {self.group.size})"
 
 
-def build(spec: Spec, group: Any, exchange_of: Callable[[int, Any], Exchange]) -> HostEngine:
-    """Build the engine of a plan; collective."""
-    return HostEngine(spec, group, exchange_of)
+def build(spec: Spec, group: Any, exchange_of: Callable[[int, Any], Exchange]) -> Engine:
+    """Build the engine of a plan for its device; collective."""
+    if spec.device == "cuda":
+        from .cuda.engine import CudaEngine
 
+        if spec.choice.name != "local":
+            spec = replace(spec, choice=with_awareness(spec.choice, *group.cuda_aware()))
+        return CudaEngine(spec, group, exchange_of)
+    from .host import HostEngine
+
+    return HostEngine(spec, group, exchange_of)

@@ -9,12 +9,7 @@ import os
 
 from cudecomp.errors import KernelError
 
-cdef extern from "dlfcn.h" nogil:
-    void *dlopen(const char *filename, int flags)
-    void *dlsym(void *handle, const char *symbol)
-    char *dlerror()
-    int RTLD_NOW
-    int RTLD_LOCAL
+from cudecomp.library cimport open_symbol
 
 ctypedef const cudecomp_kernel_table *(*kernels_function)() noexcept nogil
 
@@ -28,13 +23,7 @@ _abandoned = []
 cdef const cudecomp_kernel_table *_open(str device) except NULL:
     """Load the kernel library of a device from the package's folder."""
     path = os.path.join(os.path.dirname(__file__), f"libcudecomp_{device}.so")
-    cdef bytes encoded = os.fsencode(path)
-    cdef void *handle = dlopen(encoded, RTLD_NOW | RTLD_LOCAL)
-    if handle == NULL:
-        raise ImportError(f"the {device} kernels cannot be loaded: {dlerror().decode()}")
-    cdef void *symbol = dlsym(handle, b"cudecomp_kernels")
-    if symbol == NULL:
-        raise ImportError(f"{path} is not a kernel library: it has no symbol cudecomp_kernels")
+    cdef void *symbol = open_symbol(path, "cudecomp_kernels")
     cdef const cudecomp_kernel_table *table = (<kernels_function> symbol)()
     if table.abi != CUDECOMP_ABI:
         raise ImportError(f"{path} has kernel ABI {table.abi}, this package needs {CUDECOMP_ABI}: reinstall cudecomp")

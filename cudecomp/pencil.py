@@ -43,7 +43,7 @@ class Box(NamedTuple):
         return math.prod(self.shape)
 
     def intersect(self, other: Box) -> Box:
-        """The box of indices that are in both; its extent is 0 along each axis where they do not meet."""
+        """The box of indices that are in `other` too; its extent is 0 along each axis where they do not meet."""
         start = tuple(map(max, self.start, other.start))
         return Box(start, tuple(map(max, start, map(min, self.stop, other.stop))))
 

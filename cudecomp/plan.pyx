@@ -2,7 +2,7 @@
 # cython: language_level=3, binding=True, embedsignature=True
 """Owns plans and calls, what users hold; all work is done by the engine of the plan's device."""
 
-from libc.stdint cimport intptr_t, uintptr_t
+from libc.stdint cimport uintptr_t
 
 import warnings
 
@@ -131,15 +131,15 @@ cdef class Plan:
         before anything is sent; with `check=True` they are agreed on and all ranks raise the same (collective).
         Halo and padding cells of `dst` are left as they were.
         """
-        cdef Call call = self._bind(src, dst, stream, self._engine_open().spec.check)
-        (<object> call._bound).run()
+        cdef Call call = self._bind(src, dst, self._engine_open().spec.check)
+        call._bound.run(stream)
 
     def bind(self, src, dst=None):
         """Return a Call: this plan with these arrays, checked now and kept alive.
 
         Local on MPI transports; with `check=True` collective. Arguments and errors as for `run`.
         """
-        return self._bind(src, dst, None, self._engine_open().spec.check)
+        return self._bind(src, dst, self._engine_open().spec.check)
 
     def capture(self, src, dst=None):
         """Return a Call whose work is recorded now, for `Call.replay` and `Plan.replay`.
@@ -195,9 +195,9 @@ cdef class Plan:
             raise RuntimeError(f"{type(self).__name__}: it is closed")
         return self._engine
 
-    def _bind(self, src, dst, stream, agree):
+    def _bind(self, src, dst, agree):
         engine = self._engine_open()
-        call, error = attempt(lambda: _bound_call(engine, src, dst, stream))
+        call, error = attempt(lambda: _bound_call(engine, src, dst))
         if agree:
             engine.group.agree(engine.spec.operation, error)
         elif error is not None:
@@ -300,12 +300,11 @@ cdef class Call:
     @property
     def captured(self):
         """Whether the call holds a capture that `replay` can use."""
-        return self._bound.captured
+        return self._bound.captured is not None
 
     def run(self, stream=None):
         """Carry the operation out with the bound arrays; as `Plan.run`."""
-        _no_stream(self._bound, stream)
-        self._bound.run()
+        self._bound.run(stream)
 
     def capture(self):
         """Record the work now, for `replay`; returns the call. Local."""
@@ -314,16 +313,14 @@ cdef class Call:
 
     def replay(self, stream=None):
         """Carry the recorded work out; RuntimeError if nothing was captured. Otherwise as `Plan.run`."""
-        _no_stream(self._bound, stream)
-        self._bound.replay()
+        self._bound.replay(stream)
 
     def start(self, stream=None):
         """Begin the operation and return; until `wait`, arrays and workspace are in use.
 
         MPI messages advance only inside calls of this library or of MPI.
         """
-        _no_stream(self._bound, stream)
-        self._bound.start()
+        self._bound.start(stream)
 
     def test(self):
         """Make progress without blocking; return whether the operation is complete (bool)."""
@@ -341,34 +338,28 @@ def _set_engine(Plan plan, engine):
     plan._engine = engine
 
 
-def _bound_call(engine, src, dst, stream):
+def _bound_call(engine, src, dst):
     """Check the arrays against a plan and return the call."""
     cdef Call call = Call.__new__(Call)
-    if stream is not None:
-        raise ValueError(f"{engine.spec.operation}: stream is {stream!r}, expected None on the host device")
     binding = Binding(engine.spec, engine.group.rank, src, dst, host_view)
-    call._bound = engine.bind(binding.sources, binding.destinations, binding.spans, binding.owners)
+    call._bound = engine.bind(binding.sources, binding.destinations, spans=binding.spans, owners=binding.owners)
     return call
-
-
-def _no_stream(bound, stream):
-    if stream is not None:
-        raise ValueError(f"{bound.engine.spec.operation}: stream is {stream!r}, expected None on the host device")
 
 
 cdef int plan_run(Plan plan, void *src, void *dst, void *stream) except -1 nogil:
     with gil:
-        plan._engine_open().run_addresses(<uintptr_t> src, <uintptr_t> dst, <intptr_t> stream)
+        bound = plan._engine_open().bind_addresses(<uintptr_t> src, <uintptr_t> dst)
+        bound.run(<uintptr_t> stream if stream != NULL else None)
     return 0
 
 
 cdef int call_run(Call call, void *stream) except -1 nogil:
     with gil:
-        call.run(<intptr_t> stream if stream != NULL else None)
+        call.run(<uintptr_t> stream if stream != NULL else None)
     return 0
 
 
 cdef int call_replay(Call call, void *stream) except -1 nogil:
     with gil:
-        call.replay(<intptr_t> stream if stream != NULL else None)
+        call.replay(<uintptr_t> stream if stream != NULL else None)
     return 0

@@ -24,7 +24,7 @@ PERMUTED_PASS = 1.5
 
 
 class Bases(NamedTuple):
-    """The numbering of base addresses: `fields` sources, `fields` destinations, send workspace, receive workspace."""
+    """The numbering of base addresses: `fields` sources, `fields` destinations, send and receive workspace, flags."""
 
     fields: int
 
@@ -47,9 +47,14 @@ class Bases(NamedTuple):
         return 2 * self.fields + 1
 
     @property
-    def count(self) -> int:
-        """The length of the table of base addresses."""
+    def flags(self) -> int:
+        """The base of the completion flags that a device raises for the host."""
         return 2 * self.fields + 2
+
+    @property
+    def length(self) -> int:
+        """The length of the table of base addresses."""
+        return 2 * self.fields + 3
 
 
 class Copy(NamedTuple):

@@ -39,6 +39,21 @@ class Spec:
     check: bool
     workspace: Workspace | None
 
+    @property
+    def staged(self) -> bool:
+        """Whether messages between device arrays pass through pinned host memory."""
+        return self.device == "cuda" and self.choice.name.startswith("mpi") and not self.choice.device_buffers
+
+    @property
+    def zero_copy(self) -> bool:
+        """Whether the transport may send from, and receive into, the user's arrays."""
+        return not self.staged
+
+    @property
+    def memory(self) -> str:
+        """The kind of memory the workspace is: "host", "pinned" or "device"."""
+        return "pinned" if self.staged else "device" if self.device == "cuda" else "host"
+
     def table(self) -> dict[str, str]:
         """Return what ranks compare, by name."""
         shown = {name: repr(getattr(self, name)) for name in self.__dataclass_fields__ if name != "workspace"}
@@ -114,9 +129,8 @@ def _require_cuda() -> None:
 
     if not _build.CUDA:
         raise RuntimeError(
-            "device 'cuda': this build of cudecomp has no CUDA kernels. With a CUDA toolkit on this machine, add them by: "
-            "pip install --force-reinstall --no-deps --no-binary cudecomp cudecomp -Csetup-args=-Dcuda=enabled "
-            "(from a source tree: pip install . -Csetup-args=-Dcuda=enabled)"
+            "device 'cuda': this build of cudecomp has no CUDA kernels; build it with them, from its source tree, by: "
+            "pip install --force-reinstall --no-deps . -Csetup-args=-Dcuda=enabled, and pip install '.[cu13]'"
         )
 
 

@@ -30,13 +30,14 @@ class Workspace:
     ----------
     comm : mpi4py.MPI.Intracomm, optional
         The communicator of the plans; None for this process alone.
-    device : {"host"}
-        Where the memory lies.
+    device : {"host", "cuda"}
+        The device of the plans. Plans on "cuda" whose messages are staged through the host take pinned host memory from
+        it, others device memory.
 
     Attributes
     ----------
     nbytes : int
-        The bytes this rank holds now.
+        The bytes this rank holds now, of all kinds of memory.
 
     Notes
     -----
@@ -45,30 +46,30 @@ class Workspace:
     """
 
     def __init__(self, comm: Any = None, device: str = "host"):
-        if device != "host":
-            raise ValueError(f"Workspace: device is {device!r}, expected 'host'")
+        if device not in ("host", "cuda"):
+            raise ValueError(f"Workspace: device is {device!r}, expected 'host' or 'cuda'")
         self.comm: Communicator | Alone = Communicator.of(comm)
         self.device = device
-        self._memory = aligned_empty((0,), np.dtype(np.uint8), ALIGNMENT)
+        self._memory: dict[str, Any] = {}
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
         self._holder: Any = None
 
     @property
     def nbytes(self) -> int:
-        """The bytes this rank holds now."""
-        return self._memory.nbytes
+        """The bytes this rank holds now, of all kinds of memory."""
+        return sum(memory.nbytes for memory in self._memory.values())
 
-    @property
-    def address(self) -> int:
-        """Where the memory starts; a multiple of 4096. It moves when a plan that needs more is built."""
-        return int(self._memory.__array_interface__["data"][0])
+    def address(self, kind: str) -> int:
+        """Return where the memory of a kind starts; it moves when a plan that needs more is built."""
+        memory = self._memory[kind]
+        return int(memory.__array_interface__["data"][0] if kind == "host" else memory.address)
 
-    def reserve(self, nbytes: int, tenant: Tenant) -> None:
-        """Grow to at least `nbytes` and note a tenant; the others are told when the memory moves. Local."""
-        if nbytes > self.nbytes:
+    def reserve(self, nbytes: int, kind: str, tenant: Tenant) -> None:
+        """Grow to at least `nbytes` of a kind and note a tenant; the others are told when the memory moves. Local."""
+        if kind not in self._memory or nbytes > self._memory[kind].nbytes:
             if self._holder is not None:
                 raise RuntimeError("Workspace: it cannot grow while an operation is pending in it; wait for it first")
-            self._memory = aligned_empty((nbytes,), np.dtype(np.uint8), ALIGNMENT)
+            self._memory[kind] = _allocate(nbytes, kind)
             for other in list(self._tenants):
                 other.rebind()
         self._tenants.add(tenant)
@@ -91,3 +92,12 @@ class Workspace:
 
     def __repr__(self) -> str:
         return f"Workspace(device={self.device!r}, nbytes={self.nbytes})"
+
+
+def _allocate(nbytes: int, kind: str) -> Any:
+    """Return memory of a kind: "host", "pinned" (host memory that the device can address), or "device"."""
+    if kind == "host":
+        return aligned_empty((nbytes,), np.dtype(np.uint8), ALIGNMENT)
+    from .cuda.memory import DeviceMemory, PinnedMemory
+
+    return PinnedMemory(nbytes) if kind == "pinned" else DeviceMemory(nbytes)

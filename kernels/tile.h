@@ -205,9 +205,12 @@ inline void shape_plane(Piece &piece, int64_t rows, int64_t cols) {
     piece.split[2] = make_divider(col_tiles);
 }
 
-// Bits that bound the alignment of vector accesses along the fastest dimensions: all offsets at which one may begin.
+// Bits that bound the alignment of vector accesses along the fastest dimensions: all offsets at which one may begin,
+// and the ends of rows. The end of a single row is left to accesses of one unit.
 inline uint32_t alignment(const Walk &walk, int unit, bool plane) {
-    uint64_t bits = uint64_t(walk.src_offset) | uint64_t(walk.dst_offset) | uint64_t(walk.extent[kCol] * unit);
+    uint64_t bits = uint64_t(walk.src_offset) | uint64_t(walk.dst_offset);
+    bool single = walk.extent[0] * walk.extent[1] * walk.extent[kRow] == 1;
+    if (!single) bits |= uint64_t(walk.extent[kCol] * unit);
     if (plane) bits |= uint64_t(walk.extent[kRow] * unit);
     for (int d = 0; d < CUDECOMP_DIMS; ++d) {
         if (walk.extent[d] == 1) continue;
@@ -348,30 +351,28 @@ CUDECOMP_HD inline Span flat_tile(const Piece &piece, uint32_t t) {
     return span;
 }
 
-// Where shared memory keeps element `col` (a vector of 2^vector_log units along the columns) of row `row` of a permuted
-// tile. Writers are consecutive in groups of 2^vector_log rows, readers in columns; the swizzle spreads both over all
-// banks. It permutes aligned groups of `mask + 1` elements, which never cross a group of rows.
+// Where shared memory keeps the vectors of 2^vector_log units along the columns of a permuted tile. Rows come in groups
+// of 2^vector_log. Writers are consecutive in groups, readers in columns; the swizzle spreads both over all banks. It
+// permutes aligned spans of `mask + 1` vectors, and a span never crosses a group.
 struct Swizzle {
-    uint32_t cols_log;  // of the tile, in units
+    uint32_t row_log;  // vectors in a row
     uint32_t vector_log;
     uint32_t shift;
     uint32_t mask;
 };
 
 CUDECOMP_HD inline Swizzle make_swizzle(int rows_log, int cols_log, int unit_log, int vector_log) {
-    int element_log = unit_log + vector_log;
-    int phase_log = 7 - element_log;  // 128 bytes in elements: what the banks serve at once
+    int width_log = unit_log + vector_log;
+    int phase_log = 7 - width_log;  // 128 bytes in vectors: what the banks serve at once
     int lanes_log = rows_log - vector_log;
     int shift = phase_log > lanes_log ? phase_log - lanes_log : 0;
-    if (2 - element_log > shift) shift = 2 - element_log;
+    if (2 - width_log > shift) shift = 2 - width_log;
     int mask_log = phase_log < cols_log ? phase_log : cols_log;
-    return {uint32_t(cols_log), uint32_t(vector_log), uint32_t(shift), (1u << mask_log) - 1};
+    return {uint32_t(cols_log - vector_log), uint32_t(vector_log), uint32_t(shift), (1u << mask_log) - 1};
 }
 
-CUDECOMP_HD inline uint32_t swizzled(const Swizzle &s, uint32_t row, uint32_t col) {
-    uint32_t place = (row << (s.cols_log - s.vector_log)) + col;
-    return place ^ (((row >> s.vector_log) << s.shift) & s.mask);
-}
+// What is xor-ed to the row-major places of a group of rows.
+CUDECOMP_HD inline uint32_t group_swizzle(const Swizzle &s, uint32_t group) { return (group << s.shift) & s.mask; }
 
 // Call visit(src_offset, dst_offset) for every unit that tile `t` of a piece copies, as the kernels do.
 template <typename Visit>

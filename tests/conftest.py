@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 RANK = next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
-MPI_TIMEOUT = 60
 
 # The source folder has no compiled modules. Tests and the programs they start see the installed package alone.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
@@ -71,4 +70,5 @@ def pytest_collection_modifyitems(items):
         if ROOT / "tests" / "mpi" in item.path.parents:
             item.add_marker(pytest.mark.mpi)
         if item.get_closest_marker("mpi") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(MPI_TIMEOUT, method="thread"))
+            seconds = float(item.config.getini("timeout"))
+            item.add_marker(pytest.mark.timeout(seconds, method="thread"))

@@ -34,9 +34,15 @@ LAYERS = (
 )
 GEOMETRY = {"grid", "pencil", "exchange", "schedule"}
 # What a module may import from outside the standard library: anything not listed here, numpy alone.
-OUTSIDE = {"comm": {"mpi4py"}, "transports": {"mpi4py"}, "cli": {"mpi4py", "cuda"}, "demo": {"mpi4py", "matplotlib", "tqdm"}}
+OUTSIDE = {
+    "comm": {"mpi4py"},
+    "transports": {"mpi4py"},
+    "cli": {"mpi4py", "cuda"},
+    "demo": {"mpi4py", "matplotlib", "tqdm"},
+}
 CYTHON_IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(?P<package>[\w.]+)[ \t]+c?import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)|c?import[ \t]+(?P<modules>[\w., \t]+))",
+    r"^[ \t]*(?:from[ \t]+(?P<package>[\w.]+)[ \t]+c?import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)"
+    r"|c?import[ \t]+(?P<modules>[\w., \t]+))",
     re.MULTILINE,
 )
 
@@ -148,7 +154,9 @@ def test_import_is_light():
 
 
 def test_parsers_see_every_form():
-    text = "cimport cudecomp.pack\nfrom cudecomp.grid cimport (a,\n    b as c)\nfrom .. import plan\nimport x.y, z  # w\n"
+    text = (
+        "cimport cudecomp.pack\nfrom cudecomp.grid cimport (a,\n    b as c)\nfrom .. import plan\nimport x.y, z  # w\n"
+    )
     assert list(cython_imports(text)) == [
         (0, "cudecomp.pack", ()),
         (0, "cudecomp.grid", ("a", "b")),

@@ -53,7 +53,11 @@ def c_functions(text):
     lines = text.splitlines()
     for start, line in enumerate(lines):
         head = re.match(r"[^\s#/}][^;=]*?(\w+)\(", line)
-        if not head or line.startswith(("extern", "namespace", "struct", "typedef")) or line.rstrip().endswith((";", "}")):
+        if (
+            not head
+            or line.startswith(("extern", "namespace", "struct", "typedef"))
+            or line.rstrip().endswith((";", "}"))
+        ):
             continue
         end = next((i for i in range(start, len(lines)) if lines[i].startswith(("}", "extern"))), start)
         yield head[1], end - start + 1
@@ -76,9 +80,11 @@ def test_functions_are_short():
 
 def test_lengths_are_seen():
     assert list(python_functions('def f(a):\n    """Doc\n    string."""\n    return a\n')) == [("f", 2)]
-    assert list(cython_functions("cdef class A:\n    cdef int f(self,\n               int x) except -1:\n        a\n\n    b = 1\n")) == [
-        ("f", 3)
-    ]
+    assert list(
+        cython_functions(
+            "cdef class A:\n    cdef int f(self,\n               int x) except -1:\n        a\n\n    b = 1\n"
+        )
+    ) == [("f", 3)]
     assert list(c_functions("int f(int a,\n      int b) {\n    return a;\n}\nint g();\n")) == [("f", 4)]
 
 

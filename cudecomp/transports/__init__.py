@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-BACKENDS = {"host": ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a")}
+MPI = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
+BACKENDS = {"host": MPI, "cuda": MPI}
 
 
 class Mover(Protocol):
@@ -45,10 +46,14 @@ class Mover(Protocol):
 
 
 class Choice(NamedTuple):
-    """The transport of a plan, and why it is this one."""
+    """The transport of a plan, and why it is this one.
+
+    `device_buffers`: whether the transport takes addresses in device memory.
+    """
 
     name: str
     why: str
+    device_buffers: bool = False
 
 
 def choose(backend: str, device: str, comm: Any, size: int) -> Choice:
@@ -62,8 +67,22 @@ def choose(backend: str, device: str, comm: Any, size: int) -> Choice:
         if backend.startswith("mpi"):
             raise ValueError(f"backend {backend!r} needs a communicator, got comm=None")
         return Choice("local", "no communicator: this process alone")
-    if backend != "auto":
-        return Choice(backend, "asked for by name")
-    if size == 1:
-        return Choice("local", "auto: the communicator has one process")
-    return Choice("mpi_p2p", "auto: the MPI transport that was fastest on the host device in our measurements")
+    if backend == "local" or (backend == "auto" and size == 1):
+        return Choice("local", "the communicator has one process")
+    why = "asked for by name"
+    if backend == "auto":
+        backend, why = _best(device)
+    return Choice(backend, why)
+
+
+def with_awareness(choice: Choice, aware: bool, reason: str) -> Choice:
+    """Add to the choice of an MPI transport for a GPU whether device addresses are given to MPI, and why."""
+    way = "device buffers are given to MPI" if aware else "messages are staged through pinned host memory"
+    return choice._replace(why=f"{choice.why}; {way}: {reason}", device_buffers=aware)
+
+
+def _best(device: str) -> tuple[str, str]:
+    """Return the MPI transport that "auto" takes, and why."""
+    if device == "host":
+        return "mpi_p2p", "auto: the fastest MPI transport on the host device in our measurements"
+    return "mpi_p2p_pl", "auto: the first message leaves while the others are still being packed"

@@ -1,0 +1,717 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pack programs for CUDA: the C ABI of pack.h. This file knows strides, bases and flags; it knows nothing of axes,
+// peers or messages.
+//
+// A launch is one persistent grid for any number of segments. Blocks draw tiles of at most 16 KiB in program order, so
+// that early segments are complete early. One warp of a block prepares the next tile and completes the last one while
+// the other warps copy the present one: the latencies of drawing, looking up, fencing and counting are hidden.
+#include <cuda_runtime.h>
+
+#include <new>
+#include <vector>
+
+#include "pack.h"
+#include "tile.h"
+
+#ifndef CUDECOMP_BLOCKS_PER_SM
+#define CUDECOMP_BLOCKS_PER_SM 4
+#endif
+
+namespace cudecomp {
+namespace {
+
+constexpr int kWorkers = 256;
+constexpr int kWarp = 32;
+constexpr int kThreads = kWorkers + kWarp;
+constexpr int kTileBytes = 1 << kTileBytesLog;
+constexpr int kThreadBytes = kTileBytes / kWorkers;  // loaded by each thread before its first store
+constexpr uint8_t kStop = 255;                       // a Job's kind: no tile is left
+constexpr uint8_t kLine = 254;                       // a Job's kind: contiguous bytes
+
+static_assert((1 << kEdgeLog) <= kWorkers, "the workers cover an edge of a tile at once");
+static_assert(sizeof(Piece) % sizeof(uint32_t) == 0, "pieces are copied word by word");
+
+struct Segment {
+    unsigned long long done;  // tiles completed since the program was created: never reset, so graphs can be replayed
+    int64_t flag_offset;
+    int32_t flag_base;  // < 0: no flag, nothing is counted
+    uint32_t tiles;
+};
+
+// Tiles [0, grid) of a launch go to the blocks of these numbers, later ones to who draws them. Both words are zero
+// between launches.
+struct Tickets {
+    uint32_t drawn;
+    uint32_t blocks_left;
+};
+
+struct Tables {
+    const Piece *pieces;
+    const uint32_t *piece_of_tile;
+    Segment *segments;
+    Tickets *tickets;
+};
+
+// Consecutive segments of a launch: launch tiles below `end` that are in no earlier range are program tiles + shift.
+struct Range {
+    uint32_t end;
+    uint32_t shift;
+};
+
+// All arguments of a launch, passed by value: a captured launch keeps them. The large one fills the 4 KiB that every
+// device and toolkit allows.
+template <int kBases, int kRanges>
+struct Launch {
+    static constexpr int kMostBases = kBases;
+    static constexpr int kMostRanges = kRanges;
+    char *bases[kBases];
+    Range ranges[kRanges];
+    Tables tables;
+    int32_t range_count;
+    uint32_t tiles;
+};
+using SmallLaunch = Launch<16, 8>;
+using LargeLaunch = Launch<256, 248>;
+static_assert(sizeof(LargeLaunch) <= 4096, "kernel parameters");
+
+// What the warps of a block tell each other: one tile of work.
+struct Job {
+    Piece piece;
+    const char *src;  // kFlat: address of the piece's first unit, else of the tile's
+    char *dst;
+    uint32_t first;  // kFlat: unit numbers
+    uint32_t last;   // kLine: bytes
+    uint32_t rows;   // kPlane
+    uint32_t cols;
+    uint8_t kind;
+    uint8_t width;  // bytes of a vector access
+};
+
+// ---- synchronisation ----
+
+enum Barrier { kFull = 1, kDone = 3, kTurn = 5 };  // two each of the first two, one per job
+
+__device__ void wait_barrier(int id, int threads) {
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ void arrive_barrier(int id, int threads) {
+    __syncwarp();
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Fence at device scope, then count. The fence covers the stores of the other warps, which a barrier ordered before it.
+__device__ unsigned long long count_release(unsigned long long *count, unsigned long long more) {
+    unsigned long long before;
+    asm volatile("atom.add.release.gpu.global.u64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(__cvta_generic_to_global(count)), "l"(more)
+                 : "memory");
+    return before;
+}
+
+// Everything counted before is visible to whoever sees the flag's value: the fence acquires the counts and releases to
+// the whole system with the store.
+__device__ void raise_flag(char *flag, unsigned long long value) {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(flag)), "l"(value) : "memory");
+}
+
+// ---- copying ----
+
+template <int kBytes>
+struct VectorOf;
+template <>
+struct VectorOf<16> {
+    using type = uint4;
+};
+template <>
+struct VectorOf<8> {
+    using type = uint2;
+};
+template <>
+struct VectorOf<4> {
+    using type = unsigned int;
+};
+template <>
+struct VectorOf<2> {
+    using type = unsigned short;
+};
+template <>
+struct VectorOf<1> {
+    using type = unsigned char;
+};
+
+// Never through the read-only cache: arrived data may be younger than the kernel's launch.
+template <typename Vector>
+__device__ Vector load(const char *address) {
+    return __ldcg(reinterpret_cast<const Vector *>(address));
+}
+
+// Through the first-level cache, for accesses that leave parts of their sectors to others of the same tile.
+template <typename Vector>
+__device__ Vector load_cached(const char *address) {
+    return __ldca(reinterpret_cast<const Vector *>(address));
+}
+
+template <typename Vector>
+__device__ void store(char *address, Vector value) {
+    __stcg(reinterpret_cast<Vector *>(address), value);
+}
+
+// Loads of one thread in flight.
+template <typename Vector>
+__device__ constexpr int batch_size() {
+    return kThreadBytes / sizeof(Vector) < 8 ? kThreadBytes / sizeof(Vector) : 8;
+}
+
+// Loads past the end are clamped to the last vector instead of skipped: a batch without branches stays in registers,
+// and what the extra ones read is in the cache.
+template <typename Vector>
+__device__ void copy_line(const Job &job, int worker) {
+    constexpr int kBatch = batch_size<Vector>(), kStep = kWorkers * sizeof(Vector);
+    const char *src = job.src;
+    char *dst = job.dst;
+    const uint32_t end = job.last & ~uint32_t(sizeof(Vector) - 1), most = end - uint32_t(sizeof(Vector));
+    for (uint32_t at = worker * sizeof(Vector); at < end; at += kBatch * kStep) {
+        Vector values[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) values[i] = load<Vector>(src + min(at + i * kStep, most));
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i)
+            if (at + i * kStep < end) store(dst + at + i * kStep, values[i]);
+    }
+    const uint32_t tail = end + worker;
+    if (tail < job.last) store(dst + tail, load<unsigned char>(src + tail));
+}
+
+// Units in walked order, a vector of them per access; only single units where the fastest dimensions are not
+// contiguous.
+template <typename Vector, typename Offset>
+__device__ void copy_flat(const Job &job, int worker) {
+    constexpr int kBatch = sizeof(Offset) == 4 ? batch_size<Vector>() : 2;  // registers
+    const uint32_t vector = sizeof(Vector) >> job.piece.unit_log, step = kWorkers * vector;
+    const char *src = job.src;
+    char *dst = job.dst;
+    const uint32_t last = job.last, most = last - vector;
+    for (uint32_t x = job.first + worker * vector; x < last; x += kBatch * step) {
+        Vector values[kBatch];
+        Offset to[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const Offsets<Offset> at = unit_offsets<Offset>(job.piece, min(x + i * step, most));
+            values[i] = load_cached<Vector>(src + at.src);
+            to[i] = at.dst;
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i)
+            if (x + i * step < last) store(dst + to[i], values[i]);
+    }
+}
+
+__device__ uint32_t pick(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
+
+// Word `k` of the vector along the columns for row `row`, out of vectors along the rows, one per column.
+template <int kUnit, int kCount, int kWords>
+__device__ uint32_t turned_word(const uint32_t (&in)[kCount][kWords], int row, int k) {
+    if constexpr (kUnit >= 4) {
+        constexpr int kUnitWords = kUnit / 4;
+        return in[k / kUnitWords][row * kUnitWords + k % kUnitWords];
+    } else if constexpr (kUnit == 2) {
+        uint32_t selector = row % 2 ? 0x7632 : 0x5410;
+        return pick(in[2 * k][row / 2], in[2 * k + 1][row / 2], selector);
+    } else {
+        uint32_t selector = 0x40 + 0x11 * (row % 4);
+        uint32_t low = pick(in[4 * k][row / 4], in[4 * k + 1][row / 4], selector);
+        uint32_t high = pick(in[4 * k + 2][row / 4], in[4 * k + 3][row / 4], selector);
+        return pick(low, high, 0x5410);
+    }
+}
+
+// A square of kCount x kCount units, kept as vectors, is transposed in registers.
+template <int kUnit, int kCount, typename Vector>
+__device__ void turn_square(Vector (&square)[kCount]) {
+    if constexpr (kCount > 1) {
+        constexpr int kWords = sizeof(Vector) / 4;
+        uint32_t in[kCount][kWords];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i)
+#pragma unroll
+            for (int k = 0; k < kWords; ++k) in[i][k] = reinterpret_cast<const uint32_t *>(&square[i])[k];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i)
+#pragma unroll
+            for (int k = 0; k < kWords; ++k)
+                reinterpret_cast<uint32_t *>(&square[i])[k] = turned_word<kUnit, kCount, kWords>(in, i, k);
+    }
+}
+
+CUDECOMP_HD constexpr int log2_of(int value) { return value > 1 ? 1 + log2_of(value / 2) : 0; }
+
+// Read vectors along the rows, transpose squares of them in registers, put them into shared memory as vectors along the
+// columns.
+template <int kUnit, typename Vector>
+__device__ void read_plane(const Job &job, Vector *tile, const Swizzle &swizzle, int worker) {
+    constexpr int kCount = sizeof(Vector) / kUnit, kCountLog = log2_of(kCount);
+    constexpr int kSquares = batch_size<Vector>() / kCount > 0 ? batch_size<Vector>() / kCount : 1;
+    const uint32_t lanes_log = job.piece.rows_log - kCountLog, step = kWorkers >> lanes_log;
+    const uint32_t group = worker & ((1u << lanes_log) - 1), row = group << kCountLog;
+    const uint32_t cols = row < job.rows ? job.cols >> kCountLog : 0;  // in vectors
+    uint32_t col = worker >> lanes_log;
+    const int64_t col_stride = job.piece.src_stride[kCol], skip = col_stride * ((step - 1) << kCountLog);
+    const char *src = job.src + row * job.piece.src_stride[kRow] + (col << kCountLog) * col_stride;
+    const uint32_t spread = group_swizzle(swizzle, group), first = row << swizzle.row_log;
+    while (col < cols) {
+        Vector squares[kSquares][kCount];
+#pragma unroll
+        for (int i = 0; i < kSquares; ++i) {
+#pragma unroll
+            for (int k = 0; k < kCount; ++k) {
+                squares[i][k] = Vector{};
+                if (col + i * step < cols) squares[i][k] = load<Vector>(src);
+                src += col_stride;
+            }
+            src += skip;
+        }
+#pragma unroll
+        for (int i = 0; i < kSquares; ++i, col += step) {
+            if (col >= cols) break;
+            turn_square<kUnit, kCount>(squares[i]);
+#pragma unroll
+            for (int k = 0; k < kCount; ++k) tile[(first + (k << swizzle.row_log) + col) ^ spread] = squares[i][k];
+        }
+    }
+}
+
+template <int kUnit, typename Vector>
+__device__ void write_plane(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
+    constexpr int kCountLog = log2_of(sizeof(Vector) / kUnit), kBatch = batch_size<Vector>();
+    const uint32_t lanes_log = swizzle.row_log, step = kWorkers >> lanes_log, rows = job.rows;
+    const uint32_t col = (worker & ((1u << lanes_log) - 1)) << kCountLog;
+    if (col >= job.cols) return;
+    uint32_t row = worker >> lanes_log, place = worker;
+    char *dst = job.dst + row * job.piece.dst_stride[kRow] + col * job.piece.dst_stride[kCol];
+    const int64_t stride = step * job.piece.dst_stride[kRow];
+    while (row < rows) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i, row += step, place += kWorkers, dst += stride)
+            if (row < rows) store(dst, tile[place ^ group_swizzle(swizzle, row >> kCountLog)]);
+    }
+}
+
+template <int kUnit, int kWidth>
+__device__ void turn_plane(const Job &job, void *memory, int worker) {
+    using Vector = typename VectorOf<kWidth>::type;
+    Vector *tile = static_cast<Vector *>(memory);
+    const Swizzle swizzle =
+        make_swizzle(job.piece.rows_log, job.piece.cols_log, log2_of(kUnit), log2_of(kWidth / kUnit));
+    read_plane<kUnit>(job, tile, swizzle, worker);
+    wait_barrier(kTurn, kWorkers);
+    write_plane<kUnit>(job, tile, swizzle, worker);
+}
+
+// Vectors are wider than 8 bytes only for units of at least 4: a square of narrower units would not fit the registers.
+__device__ void do_plane(const Job &job, void *memory, int worker) {
+    const int width = job.width;
+    switch (job.piece.unit_log) {
+        case 4: return turn_plane<16, 16>(job, memory, worker);
+        case 3: return width >= 16 ? turn_plane<8, 16>(job, memory, worker) : turn_plane<8, 8>(job, memory, worker);
+        case 2:
+            if (width >= 16) return turn_plane<4, 16>(job, memory, worker);
+            return width >= 8 ? turn_plane<4, 8>(job, memory, worker) : turn_plane<4, 4>(job, memory, worker);
+        case 1:
+            if (width >= 8) return turn_plane<2, 8>(job, memory, worker);
+            return width >= 4 ? turn_plane<2, 4>(job, memory, worker) : turn_plane<2, 2>(job, memory, worker);
+        default:
+            if (width >= 8) return turn_plane<1, 8>(job, memory, worker);
+            return width >= 4 ? turn_plane<1, 4>(job, memory, worker) : turn_plane<1, 1>(job, memory, worker);
+    }
+}
+
+template <typename Vector>
+__device__ void do_flat(const Job &job, int worker) {
+    if (job.kind == kLine)
+        copy_line<Vector>(job, worker);
+    else if (job.piece.narrow)
+        copy_flat<Vector, uint32_t>(job, worker);
+    else
+        copy_flat<Vector, int64_t>(job, worker);
+}
+
+__device__ void do_job(const Job &job, void *memory, int worker) {
+    if (job.kind == kPlane) return do_plane(job, memory, worker);
+    switch (job.width) {
+        case 16: return do_flat<uint4>(job, worker);
+        case 8: return do_flat<uint2>(job, worker);
+        case 4: return do_flat<unsigned int>(job, worker);
+        case 2: return do_flat<unsigned short>(job, worker);
+        default: return do_flat<unsigned char>(job, worker);
+    }
+}
+
+__device__ void work(const Job *jobs, void *memory) {
+    for (int slot = 0;; slot ^= 1) {
+        wait_barrier(kFull + slot, kThreads);
+        if (jobs[slot].kind == kStop) return;
+        do_job(jobs[slot], memory, threadIdx.x);
+        arrive_barrier(kDone + slot, kThreads);
+    }
+}
+
+// ---- preparing and completing tiles: one warp ----
+
+__device__ uint32_t program_tile(const Range *ranges, int count, uint32_t ticket) {
+    const uint32_t lane = threadIdx.x % kWarp;
+    for (int first = 0;; first += kWarp) {
+        bool inside = first + int(lane) < count && ticket < ranges[first + lane].end;
+        uint32_t found = __ballot_sync(~0u, inside);
+        if (found) return ticket + ranges[first + __ffs(found) - 1].shift;
+    }
+}
+
+// Fill in the addresses and extents of tile `t` of job.piece.
+__device__ void aim(Job &job, char *const *bases, uint32_t t) {
+    const Piece &piece = job.piece;
+    const char *src = bases[piece.src_base];
+    char *dst = bases[piece.dst_base];
+    uint32_t bits = piece.align | uint32_t(uintptr_t(src) & 15) | uint32_t(uintptr_t(dst) & 15);
+    job.width = uint8_t(bits & (0u - bits));
+    job.kind = piece.kind;
+    if (piece.kind == kPlane) {
+        Tile tile = plane_tile(piece, t);
+        job.src = src + tile.src_offset;
+        job.dst = dst + tile.dst_offset;
+        job.rows = uint32_t(tile.rows);
+        job.cols = uint32_t(tile.cols);
+        return;
+    }
+    Span span = flat_tile(piece, t);
+    job.src = src + piece.src_offset;
+    job.dst = dst + piece.dst_offset;
+    job.first = span.first;
+    job.last = span.last;
+    if (span.one_row && piece.contiguous) {
+        Offsets<int64_t> at = unit_offsets<int64_t>(piece, span.first);
+        job.src += at.src;
+        job.dst += at.dst;
+        job.last = (span.last - span.first) << piece.unit_log;
+        job.kind = kLine;
+    }
+}
+
+// Prepare the job of a ticket and return its segment, -1 where no tile is left.
+template <typename Arguments>
+__device__ int prepare(const Arguments &launch, Job &job, uint32_t ticket) {
+    const uint32_t lane = threadIdx.x % kWarp;
+    if (ticket >= launch.tiles) {
+        if (lane == 0) job.kind = kStop;
+        return -1;
+    }
+    const uint32_t tile = program_tile(launch.ranges, launch.range_count, ticket);
+    const uint32_t *words =
+        reinterpret_cast<const uint32_t *>(launch.tables.pieces + launch.tables.piece_of_tile[tile]);
+    for (uint32_t i = lane; i < sizeof(Piece) / sizeof(uint32_t); i += kWarp)
+        reinterpret_cast<uint32_t *>(&job.piece)[i] = words[i];
+    __syncwarp();
+    if (lane == 0) aim(job, launch.bases, tile - job.piece.first_tile);
+    return job.piece.segment;
+}
+
+// Ask for a ticket. The answer, in lane 0, takes about a microsecond: it is first looked at a tile later.
+template <typename Arguments>
+__device__ uint32_t draw(const Arguments &launch) {
+    if (launch.tiles <= gridDim.x || threadIdx.x % kWarp != 0) return launch.tiles;
+    return gridDim.x + atomicAdd(&launch.tables.tickets->drawn, 1u);
+}
+
+// The last block to leave puts the tickets back for the next launch. A block's own draws are complete: it saw their
+// answers.
+template <typename Arguments>
+__device__ void leave(const Arguments &launch) {
+    if (launch.tiles <= gridDim.x || threadIdx.x % kWarp != 0) return;
+    Tickets *tickets = launch.tables.tickets;
+    __threadfence();
+    if (atomicAdd(&tickets->blocks_left, 1u) != gridDim.x - 1) return;
+    tickets->drawn = 0;
+    tickets->blocks_left = 0;
+}
+
+// Count tiles of a segment whose stores this warp has seen complete by a barrier; raise the flag with the last one.
+template <typename Arguments>
+__device__ void complete(const Arguments &launch, int index, uint32_t tiles) {
+    if (threadIdx.x % kWarp != 0) return;
+    Segment &segment = launch.tables.segments[index];
+    const int32_t base = segment.flag_base;
+    if (base < 0) return;
+    const uint32_t of = segment.tiles;
+    const int64_t offset = segment.flag_offset;
+    const unsigned long long done = count_release(&segment.done, tiles) + tiles;
+    const unsigned long long runs = of == 1 ? done : done / of;
+    if (runs * of != done) return;
+    raise_flag(launch.bases[base] + offset, runs);
+}
+
+template <typename Arguments>
+__device__ void direct(const Arguments &launch, Job *jobs) {
+    uint32_t ahead = draw(launch);
+    int segment = prepare(launch, jobs[0], blockIdx.x);
+    arrive_barrier(kFull, kThreads);
+    uint32_t tiles = 0;
+    for (int slot = 0; segment >= 0; slot ^= 1) {
+        // The workers are busy with jobs[slot]; jobs[slot ^ 1] is done.
+        const uint32_t ticket = __shfl_sync(~0u, ahead, 0);
+        if (ticket < launch.tiles) ahead = draw(launch);
+        const int next = prepare(launch, jobs[slot ^ 1], ticket);
+        arrive_barrier(kFull + (slot ^ 1), kThreads);
+        wait_barrier(kDone + slot, kThreads);
+        ++tiles;
+        if (next != segment) {
+            complete(launch, segment, tiles);
+            tiles = 0;
+        }
+        segment = next;
+    }
+    leave(launch);
+}
+
+template <typename Arguments>
+__global__ void __launch_bounds__(kThreads, CUDECOMP_BLOCKS_PER_SM)
+    run_tiles(const __grid_constant__ Arguments launch) {
+    __shared__ Job jobs[2];
+    __shared__ uint4 memory[kTileBytes / sizeof(uint4)];
+    if (threadIdx.x < kWorkers)
+        work(jobs, memory);
+    else
+        direct(launch, jobs);
+}
+
+// ---- host ----
+
+constexpr int64_t kMostTiles = int64_t(1) << 31;
+
+bool valid_box(const cudecomp_box &box, int64_t segments, int64_t bases) {
+    int64_t bits = box.src_offset | box.dst_offset;
+    for (int d = 0; d < CUDECOMP_DIMS; ++d) {
+        if (box.extent[d] < 1) return false;
+        bits |= box.src_stride[d] | box.dst_stride[d];
+    }
+    bool unit = box.unit == 1 || box.unit == 2 || box.unit == 4 || box.unit == 8 || box.unit == 16;
+    return unit && bits % box.unit == 0 && box.segment >= 0 && box.segment < segments && box.src_base >= 0 &&
+           box.src_base < bases && box.dst_base >= 0 && box.dst_base < bases;
+}
+
+bool valid_flag(const cudecomp_flag &flag, int64_t bases) { return flag.base < bases && flag.offset % 8 == 0; }
+
+// The tables of a program while they are built.
+struct Draft {
+    std::vector<Piece> pieces;
+    std::vector<uint32_t> piece_of_tile;
+    std::vector<Segment> segments;
+    std::vector<uint32_t> first_tile;  // per segment, and the end
+};
+
+int draft_program(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *flags, int64_t segment_count,
+                  int64_t base_count, Draft &draft) {
+    int64_t box = 0, tiles = 0;
+    for (int64_t s = 0; s < segment_count; ++s) {
+        const int64_t first = tiles;
+        const bool flagged = flags && flags[s].base >= 0;
+        if (flags && !valid_flag(flags[s], base_count)) return CUDECOMP_INVALID;
+        size_t piece = draft.pieces.size();
+        for (; box < box_count && boxes[box].segment == s; ++box) {
+            if (!valid_box(boxes[box], segment_count, base_count)) return CUDECOMP_INVALID;
+            add_pieces(boxes[box], draft.pieces);
+        }
+        if (flagged && piece == draft.pieces.size()) draft.pieces.push_back(empty_piece(int32_t(s)));
+        for (; piece < draft.pieces.size(); ++piece) {
+            draft.pieces[piece].first_tile = uint32_t(tiles);
+            tiles += draft.pieces[piece].tiles;
+            if (tiles >= kMostTiles) return CUDECOMP_INVALID;
+            draft.piece_of_tile.resize(size_t(tiles), uint32_t(piece));
+        }
+        draft.first_tile.push_back(uint32_t(first));
+        draft.segments.push_back(
+            {0, flagged ? flags[s].offset : 0, flagged ? int32_t(flags[s].base) : -1, uint32_t(tiles - first)});
+    }
+    draft.first_tile.push_back(uint32_t(tiles));
+    return box == box_count ? 0 : CUDECOMP_INVALID;  // else the segments do not ascend, or there are too few
+}
+
+}  // namespace
+}  // namespace cudecomp
+
+struct cudecomp_program {
+    std::vector<uint32_t> first_tile;
+    int64_t base_count;
+    int blocks;
+    void *memory;
+    cudecomp::Tables tables;
+};
+
+namespace cudecomp {
+namespace {
+
+// Copy the tables into one allocation: segments and tickets first, which need the strictest alignment.
+cudaError_t upload(const Draft &draft, cudecomp_program &program) {
+    const size_t segments = draft.segments.size() * sizeof(Segment), pieces = draft.pieces.size() * sizeof(Piece),
+                 table = draft.piece_of_tile.size() * sizeof(uint32_t), bytes = segments + 128 + pieces + table;
+    cudaError_t error = cudaMalloc(&program.memory, bytes);
+    if (error != cudaSuccess) return error;
+    char *at = static_cast<char *>(program.memory);
+    program.tables.segments = reinterpret_cast<Segment *>(at);
+    program.tables.tickets = reinterpret_cast<Tickets *>(at + segments);
+    program.tables.pieces = reinterpret_cast<const Piece *>(at + segments + 128);
+    program.tables.piece_of_tile = reinterpret_cast<const uint32_t *>(at + segments + 128 + pieces);
+    const struct {
+        const void *from;
+        size_t bytes;
+        size_t at;
+    } parts[] = {{draft.segments.data(), segments, 0},
+                 {draft.pieces.data(), pieces, segments + 128},
+                 {draft.piece_of_tile.data(), table, segments + 128 + pieces}};
+    error = cudaMemset(at + segments, 0, 128);
+    for (const auto &part : parts)
+        if (error == cudaSuccess && part.bytes)
+            error = cudaMemcpy(at + part.at, part.from, part.bytes, cudaMemcpyHostToDevice);
+    return error == cudaSuccess ? cudaDeviceSynchronize() : error;
+}
+
+// How many blocks of a kernel the current device holds. Asking also loads the kernel, which a capture would forbid.
+template <typename Arguments>
+cudaError_t resident_blocks(int *blocks) {
+    const void *kernel = reinterpret_cast<const void *>(run_tiles<Arguments>);
+    int device = 0, multiprocessors = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    // As much shared memory as the blocks need; the rest is first-level cache, which thin boxes live on.
+    if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 40);
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, kThreads, 0);
+    *blocks *= multiprocessors;
+    return error;
+}
+
+template <typename Arguments>
+cudaError_t start(const cudecomp_program &program, void *const *bases, const Range *ranges, int count, void *stream) {
+    Arguments launch;
+    for (int64_t i = 0; i < program.base_count; ++i) launch.bases[i] = static_cast<char *>(bases[i]);
+    for (int i = 0; i < count; ++i) launch.ranges[i] = ranges[i];
+    launch.tables = program.tables;
+    launch.range_count = count;
+    launch.tiles = ranges[count - 1].end;
+    const unsigned blocks = launch.tiles < unsigned(program.blocks) ? launch.tiles : unsigned(program.blocks);
+    void *arguments[] = {&launch};
+    return cudaLaunchKernel(reinterpret_cast<const void *>(run_tiles<Arguments>), dim3(blocks), dim3(kThreads),
+                            arguments, 0, static_cast<cudaStream_t>(stream));
+}
+
+int launch_ranges(const cudecomp_program &program, void *const *bases, const Range *ranges, int count, void *stream) {
+    if (count == 0) return cudaSuccess;
+    const bool small = program.base_count <= SmallLaunch::kMostBases && count <= SmallLaunch::kMostRanges;
+    return small ? start<SmallLaunch>(program, bases, ranges, count, stream)
+                 : start<LargeLaunch>(program, bases, ranges, count, stream);
+}
+
+int build(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *flags, int64_t segment_count,
+          int64_t base_count, int32_t max_blocks, cudecomp_program &program) {
+    Draft draft;
+    int status = draft_program(boxes, box_count, flags, segment_count, base_count, draft);
+    if (status != 0) return status;
+    int small = 0, large = 0;
+    cudaError_t error = resident_blocks<SmallLaunch>(&small);
+    if (error == cudaSuccess) error = resident_blocks<LargeLaunch>(&large);
+    if (error == cudaSuccess) error = upload(draft, program);
+    program.blocks = small < large ? small : large;
+    if (max_blocks > 0 && max_blocks < program.blocks) program.blocks = max_blocks;
+    program.base_count = base_count;
+    program.first_tile = std::move(draft.first_tile);
+    return error;
+}
+
+// ---- the table of pack.h ----
+
+int destroy(cudecomp_program *program) {
+    if (!program) return 0;
+    cudaError_t error = program->memory ? cudaFree(program->memory) : cudaSuccess;
+    delete program;
+    return error;
+}
+
+int create(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *flags, int64_t segment_count,
+           int64_t base_count, int32_t max_blocks, cudecomp_program **program) {
+    if (!program) return CUDECOMP_INVALID;
+    *program = nullptr;
+    const bool counts = box_count >= 0 && segment_count >= 0 && segment_count < kMostTiles && base_count >= 0 &&
+                        base_count <= LargeLaunch::kMostBases && max_blocks >= 0;
+    if (!counts || (box_count > 0 && !boxes)) return CUDECOMP_INVALID;
+    cudecomp_program *made = new (std::nothrow) cudecomp_program{};
+    if (!made) return CUDECOMP_NO_MEMORY;
+    int status;
+    try {
+        status = build(boxes, box_count, flags, segment_count, base_count, max_blocks, *made);
+    } catch (const std::bad_alloc &) {
+        status = CUDECOMP_NO_MEMORY;
+    }
+    if (status == 0)
+        *program = made;
+    else
+        destroy(made);
+    if (status > 0) cudaGetLastError();  // the caller has the status; do not leave it to the next one who asks
+    return status;
+}
+
+int finish(int status) {
+    if (status > 0) cudaGetLastError();
+    return status;
+}
+
+// Two launches of one program must not overlap: they share its tickets and counts.
+int run(cudecomp_program *program, void *const *bases, int64_t first, int64_t last, void *stream) {
+    if (!program || first < 0 || first > last || last >= int64_t(program->first_tile.size())) return CUDECOMP_INVALID;
+    const uint32_t tile = program->first_tile[size_t(first)], tiles = program->first_tile[size_t(last)] - tile;
+    const Range range = {tiles, tile};
+    return finish(launch_ranges(*program, bases, &range, tiles > 0, stream));
+}
+
+int run_list(cudecomp_program *program, void *const *bases, const int64_t *segments, int64_t count, void *stream) {
+    if (!program || count < 0 || (count > 0 && !segments)) return CUDECOMP_INVALID;
+    const int64_t segment_count = int64_t(program->first_tile.size()) - 1;
+    for (int64_t i = 0; i < count; ++i)
+        if (segments[i] < 0 || segments[i] >= segment_count) return CUDECOMP_INVALID;
+    Range ranges[LargeLaunch::kMostRanges];
+    int filled = 0, status = 0;
+    uint32_t end = 0;
+    for (int64_t i = 0; i < count && status == 0;) {
+        const uint32_t first = program->first_tile[size_t(segments[i])];
+        int64_t last = segments[i] + 1;
+        for (++i; i < count && segments[i] == last; ++i) ++last;
+        const uint32_t tiles = program->first_tile[size_t(last)] - first;
+        if (tiles == 0) continue;
+        if (filled == LargeLaunch::kMostRanges) {
+            status = launch_ranges(*program, bases, ranges, filled, stream);
+            filled = 0, end = 0;
+        }
+        ranges[filled++] = {end + tiles, first - end};
+        end += tiles;
+    }
+    return finish(status != 0 ? status : launch_ranges(*program, bases, ranges, filled, stream));
+}
+
+const char *error_string(int status) {
+    switch (status) {
+        case CUDECOMP_INVALID: return "an argument is out of its range";
+        case CUDECOMP_NO_MEMORY: return "out of host memory";
+        default: return status < 0 ? "unknown status" : cudaGetErrorString(cudaError_t(status));
+    }
+}
+
+}  // namespace
+}  // namespace cudecomp
+
+extern "C" __attribute__((visibility("default"))) const cudecomp_kernel_table *cudecomp_kernels(void) {
+    static const cudecomp_kernel_table table = {CUDECOMP_ABI,      CUDECOMP_DEVICE_CUDA, cudecomp::error_string,
+                                                cudecomp::create,  cudecomp::destroy,    cudecomp::run,
+                                                cudecomp::run_list};
+    return &table;
+}
