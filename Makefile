@@ -74,7 +74,7 @@ bench: $(call extras,bench) check-mpi
 	$(MPIEXEC) -n 2 $(python) bench/transpose.py
 
 $(VENV)/.installed-%: $(sources) | $(python)
-	$(python) -m pip install --quiet -Csetup-args=-Dcuda=$(CUDA) ".[$(subst -,$(comma),$*)]"
+	$(python) -m pip install --quiet --config-settings=setup-args=-Dcuda=$(CUDA) ".[$(subst -,$(comma),$*)]"
 	touch $@
 
 $(python):

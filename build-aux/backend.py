@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The build backend: meson-python, which is asked to fetch what CUDA modules need only where they will be built.
 
-A host-only build thus needs nothing but a C and a C++ compiler; `-Csetup-args=-Dcuda=enabled` works without a toolkit.
+A host-only build thus needs nothing but a C and a C++ compiler, and `-Dcuda=enabled` works without a toolkit.
 """
 
 import find_cuda

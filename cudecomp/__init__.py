@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pencil decompositions, global transposes and halo exchange for arrays split over many processes."""
 
-from ._build import VERSION as __version__
-from .errors import KernelError, PoisonedError
+from ._build import VERSION
+from .errors import CudaError, KernelError, PoisonedError
 from .exchange import BoxCopy, Exchange, Message
 from .grid import ProcessGrid
 from .memory import empty
@@ -10,10 +10,13 @@ from .pencil import Box, Pencil
 from .plan import Call, Plan, TransposePlan
 from .workspace import Workspace
 
+__version__ = VERSION
+
 __all__ = [
     "Box",
     "BoxCopy",
     "Call",
+    "CudaError",
     "Exchange",
     "KernelError",
     "Message",

@@ -10,7 +10,10 @@ import numpy as np
 
 
 class ArrayView(NamedTuple):
-    """An array as the engine sees it. Strides in bytes; `owner` keeps the memory alive."""
+    """An array as the engine sees it.
+
+    Strides in bytes; `owner` keeps the memory alive; `stream` is the one the array says it is in use on.
+    """
 
     address: int
     shape: tuple[int, ...]
@@ -18,6 +21,7 @@ class ArrayView(NamedTuple):
     dtype: np.dtype[Any]
     readonly: bool
     owner: Any
+    stream: int | None = None
 
     @property
     def nbytes(self) -> int:

@@ -25,9 +25,13 @@ class Binding:
         The address ranges in use, [start, stop).
     owners : list
         Keeps the arrays alive.
+    streams : tuple of int
+        That the arrays say they are in use on.
+    stream : int or None
+        That of the destination.
     """
 
-    __slots__ = ("destinations", "owners", "sources", "spans")
+    __slots__ = ("destinations", "owners", "sources", "spans", "stream", "streams")
 
     def __init__(self, spec: Spec, rank: int, src: Any, dst: Any, view: Callable[[Any, str], ArrayView]):
         what = spec.operation
@@ -46,6 +50,8 @@ class Binding:
         self.destinations = _addresses(targets, spec.fields) if targets else self.sources
         self.spans = [(one.address, one.address + one.nbytes) for one in used]
         self.owners = [one.owner for one in used]
+        self.streams = tuple({one.stream for one in used if one.stream is not None})
+        self.stream = used[-1].stream
 
     @staticmethod
     def _one_array(what: str, src: Any, dst: Any, view: Callable[[Any, str], ArrayView]) -> Any:

@@ -14,7 +14,7 @@ UNITS = (16, 8, 4, 2, 1)
 
 
 class Box(NamedTuple):
-    """A cudecomp_box: extents in units; offsets and strides in bytes; dimensions from slowest to fastest in the destination."""
+    """A cudecomp_box: extents in units, the rest in bytes; dimensions from slowest to fastest in the destination."""
 
     extent: tuple[int, ...]
     src_stride: tuple[int, ...]

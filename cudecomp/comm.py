@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Owns the package's communicators and what ranks agree on; knows nothing of pencils or of the data that travels.
 
-One duplicate is made per user communicator and kept as an MPI attribute of it, since MPI libraries have few communicators
-to give; plans on it differ by tag. mpi4py is imported only when a communicator is at hand.
+One duplicate is made per user communicator and kept as an MPI attribute of it, since MPI libraries have few
+communicators to give; plans on it differ by tag. mpi4py is imported only when a communicator is at hand.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Communicator:
         return found
 
     def cuda_aware(self) -> tuple[bool, str]:
-        """Return whether MPI takes device addresses on all ranks, and how that is known; collective at the first call."""
+        """Return whether MPI takes device addresses on all ranks, and why; collective at the first call."""
         if self._aware is None:
             from .transports.aware import cuda_aware
 
@@ -117,8 +117,8 @@ class Communicator:
     def agree(self, what: str, error: BaseException | None, spec: Mapping[str, str] | None = None) -> None:
         """Raise the same exception on all ranks, or on none.
 
-        Collective. The error of the lowest failing rank is raised everywhere; without errors, ranks whose `spec` differs
-        from rank 0's give a ValueError that names the first differing entry, its values and their ranks.
+        Collective. The error of the lowest failing rank is raised everywhere; without errors, ranks whose `spec`
+        differs from rank 0's give a ValueError that names the first differing entry, its values and their ranks.
         """
         mine = None if error is None else (type(error).__name__, str(error))
         digest = hashlib.sha256(repr(sorted((spec or {}).items())).encode()).digest()

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from .array import ArrayView
 from .boxes import compile_copies
 from .comm import attempt, ranks_text
 from .errors import PoisonedError
@@ -35,10 +36,10 @@ _stranded: list[Any] = []
 class Stats:
     """Counters of one plan."""
 
-    __slots__ = ("captures", "messages", "replays", "runs")
+    __slots__ = ("captures", "evictions", "messages", "replays", "runs")
 
     def __init__(self) -> None:
-        self.runs = self.captures = self.replays = self.messages = 0
+        self.runs = self.messages = self.captures = self.replays = self.evictions = 0
 
     def as_dict(self) -> dict[str, int]:
         """Return the counters by name."""
@@ -62,7 +63,7 @@ class Bound:
         What the engine recorded for `replay`; None if nothing.
     """
 
-    __slots__ = ("_owners", "_spans", "captured", "engine", "streams", "table")
+    __slots__ = ("_owners", "_spans", "captured", "engine", "generation", "key", "stream", "streams", "table")
 
     def __init__(
         self,
@@ -71,11 +72,15 @@ class Bound:
         spans: Sequence[tuple[int, int]] = (),
         owners: Any = None,
         streams: tuple[int, ...] = (),
+        stream: int | None = None,
     ):
         self.engine = engine
         self.captured: Any = None
+        self.generation = 0  # of the workspace, when it was captured
         self.table = table
+        self.key = tuple(table[i] for i in range(2 * engine.spec.fields))
         self.streams = streams  # that the arrays say they are in use on
+        self.stream = stream  # the one that stands for None
         self._spans = spans
         self._owners = owners
 
@@ -143,6 +148,8 @@ class Engine:
         self._closed = False
         self._missing: set[int] = set()  # receives that have not arrived, by number
         self._sent = 0  # messages handed to the transport
+        self._sending = False  # whether there are more to come
+        self.generation = 0  # counts the moves of the workspace
         self._running = False
         _, error = attempt(lambda: self._prepare(exchange_of))
         try:
@@ -175,6 +182,10 @@ class Engine:
         """Make the programs of the schedule."""
         raise NotImplementedError
 
+    def view(self, array: Any, what: str) -> ArrayView:
+        """Describe an array of the plan's device; TypeError if it is none."""
+        raise NotImplementedError
+
     def _program(self, segments: Any, flags: Any = None, max_blocks: int = 0) -> PackProgram:
         boxes = compile_copies(segments, self.spec.dtype.itemsize)
         return PackProgram(self.spec.device, boxes, len(segments), self.schedule.bases.length, flags, max_blocks)
@@ -199,6 +210,7 @@ class Engine:
 
     def rebind(self) -> None:
         """Tell the transport where the workspace lies."""
+        self.generation += 1
         if self._mover is not None:
             self._mover.rebind(*self._workspace_parts())
 
@@ -230,7 +242,8 @@ class Engine:
     def capture(self, bound: Bound) -> None:
         """Record an operation for replay."""
         self.usable()
-        bound.captured = self._record(bound)
+        self._fill(bound.table)
+        bound.captured, bound.generation = self._record(bound), self.generation
         self.stats.captures += 1
 
     def _record(self, bound: Bound) -> Any:
@@ -242,18 +255,26 @@ class Engine:
     def start(self, bound: Bound, stream: Any = None, record: Any = None) -> None:
         """Pack and send, by `record` where there is one; arrays and workspace are in use until the end."""
         self.usable()
-        self._check_stream(stream)
+        self._check_stream(bound, stream)
+        if record is not None and bound.generation != self.generation:
+            self.capture(bound)  # the workspace has moved since
+            record = bound.captured
         self.workspace.enter(self)
-        bases, table = self.schedule.bases, bound.table
-        table[bases.send], table[bases.recv] = self._workspace_parts()
+        self._fill(bound.table)
         self._bound, self._running, self._sent = bound, True, 0
         self._missing = set(range(len(self._unpack_of)))
+        self._sending = self._mover is not None and bool(self.schedule.sends or not self._mover.pipelined)
         self.stats.runs += 1
         self.stats.replays += record is not None
         with self._failing():
             self._begin(bound, stream, record)
 
-    def _check_stream(self, stream: Any) -> None:
+    def _fill(self, table: AddressTable) -> None:
+        """Enter the addresses that do not belong to the caller."""
+        bases = self.schedule.bases
+        table[bases.send], table[bases.recv] = self._workspace_parts()
+
+    def _check_stream(self, bound: Bound, stream: Any) -> None:
         """Raise if an operation cannot be started on `stream`; before anything else is done."""
 
     def _begin(self, bound: Bound, stream: Any, record: Any) -> None:
@@ -272,10 +293,10 @@ class Engine:
 
     def _send(self, last: int) -> None:
         """Start the messages up to `last`."""
-        if last > self._sent or not self._mover.pipelined:
-            self._mover.send(self._sent, last, self._bound.table)
-            self.stats.messages += last - self._sent
-            self._sent = last
+        self._mover.send(self._sent, last, self._bound.table)
+        self.stats.messages += last - self._sent
+        self._sent = last
+        self._sending = last < len(self.schedule.sends)
 
     def _collect(self) -> None:
         """Unpack what has arrived."""
@@ -292,10 +313,11 @@ class Engine:
             return True
         with self._failing():
             if self._mover is not None:
-                self._advance()
+                if self._sending:
+                    self._advance()
                 if self._missing:
                     self._collect()
-                if self._missing or self._sent < len(self.schedule.sends) or not self._mover.sent():
+                if self._missing or self._sending or not self._mover.sent():
                     return False
             self._finish()
         self._running = False

@@ -9,5 +9,9 @@ class KernelError(RuntimeError):
     """A function of a kernel library returned an error status."""
 
 
+class CudaError(RuntimeError):
+    """A CUDA function returned an error status."""
+
+
 class PoisonedError(RuntimeError):
     """The plan failed earlier, in a way that leaves it unusable; close it and build another."""

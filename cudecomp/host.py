@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .array import ArrayView, host_view
 from .engine import Bound, Engine
 
 
@@ -19,7 +20,11 @@ class HostEngine(Engine):
         """On the host device the record is the bound operation itself: its arrays were checked."""
         return bound
 
-    def _check_stream(self, stream: Any) -> None:
+    def view(self, array: Any, what: str) -> ArrayView:
+        """Describe an array in host memory."""
+        return host_view(array, what)
+
+    def _check_stream(self, bound: Bound, stream: Any) -> None:
         if stream is not None:
             raise ValueError(f"{self}: stream is {stream!r}, expected None on the host device")
 

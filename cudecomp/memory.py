@@ -13,8 +13,8 @@ from .pencil import Pencil
 ALIGNMENT = 64  # bytes; a cache line
 
 
-def empty(pencil: Pencil, dtype: Any, rank: int, device: str = "host") -> np.ndarray[Any, Any]:
-    """Return an uninitialised array of a rank's memory shape (memory order).
+def empty(pencil: Pencil, dtype: Any, rank: int, device: str = "host") -> Any:
+    """Return an uninitialised array of a rank's memory shape (memory order): a NumPy array or a DeviceArray.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def empty(pencil: Pencil, dtype: Any, rank: int, device: str = "host") -> np.nda
         Of the items.
     rank : int
         Whose part of the array.
-    device : {"host"}
+    device : {"host", "cuda"}
         Where the memory lies.
 
     Notes
@@ -34,15 +34,23 @@ def empty(pencil: Pencil, dtype: Any, rank: int, device: str = "host") -> np.nda
     return empty_array(pencil, plan_dtype(dtype), rank, device, 1)
 
 
-def empty_array(pencil: Pencil, dtype: np.dtype[Any], rank: int, device: str, fields: int) -> np.ndarray[Any, Any]:
+def empty_array(pencil: Pencil, dtype: np.dtype[Any], rank: int, device: str, fields: int) -> Any:
     """Return an uninitialised array, with a leading axis for several fields."""
-    if device != "host":
-        raise ValueError(f"empty: device is {device!r}, expected 'host'")
     lead = (fields,) if fields > 1 else ()
-    return aligned_empty((*lead, *pencil.memory_shape(rank)), dtype, ALIGNMENT)
+    return _allocate((*lead, *pencil.memory_shape(rank)), dtype, device)
 
 
-def empty_inplace(src: Pencil, dst: Pencil, dtype: np.dtype[Any], rank: int, fields: int) -> np.ndarray[Any, Any]:
+def empty_inplace(src: Pencil, dst: Pencil, dtype: np.dtype[Any], rank: int, device: str, fields: int) -> Any:
     """Return an uninitialised flat buffer that holds either pencil, with a leading axis for several fields."""
     items = max(src.size(rank), dst.size(rank))
-    return aligned_empty((fields, items) if fields > 1 else (items,), dtype, ALIGNMENT)
+    return _allocate((fields, items) if fields > 1 else (items,), dtype, device)
+
+
+def _allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> Any:
+    if device == "host":
+        return aligned_empty(shape, dtype, ALIGNMENT)
+    if device != "cuda":
+        raise ValueError(f"empty: device is {device!r}, expected 'host' or 'cuda'")
+    from .cuda.memory import DeviceArray
+
+    return DeviceArray(shape, dtype)

@@ -6,7 +6,6 @@ from libc.stdint cimport uintptr_t
 
 import warnings
 
-from cudecomp.array import host_view
 from cudecomp.binding import Binding
 from cudecomp.comm import attempt, Communicator
 from cudecomp.engine import build
@@ -147,7 +146,7 @@ cdef class Plan:
         On the host device the record is the checked list of copies and messages. Local. Arguments and errors as for
         `run`. The call is kept by the plan until another capture takes its place.
         """
-        call = self.bind(src, dst)
+        cdef Call call = self.bind(src, dst)
         self._engine.capture(call._bound)
         self._engine.latest = call
         return call
@@ -173,8 +172,8 @@ cdef class Plan:
 
     def register(self, array):
         """Make an array known to the transport; MPI transports need nothing, and nothing is done. Local."""
-        self._engine_open()
-        host_view(array, f"{self._engine.spec.operation}.register: array")
+        engine = self._engine_open()
+        engine.view(array, f"{engine.spec.operation}.register: array")
         return array
 
     def check(self):
@@ -207,7 +206,7 @@ cdef class Plan:
     def _empty(self, pencil):
         spec = self._engine_open().spec
         if spec.inplace:
-            return empty_inplace(spec.src, spec.dst, spec.dtype, self.rank, spec.fields)
+            return empty_inplace(spec.src, spec.dst, spec.dtype, self.rank, spec.device, spec.fields)
         return empty_array(pencil, spec.dtype, self.rank, spec.device, spec.fields)
 
     def __enter__(self):
@@ -341,8 +340,9 @@ def _set_engine(Plan plan, engine):
 def _bound_call(engine, src, dst):
     """Check the arrays against a plan and return the call."""
     cdef Call call = Call.__new__(Call)
-    binding = Binding(engine.spec, engine.group.rank, src, dst, host_view)
-    call._bound = engine.bind(binding.sources, binding.destinations, spans=binding.spans, owners=binding.owners)
+    binding = Binding(engine.spec, engine.group.rank, src, dst, engine.view)
+    call._bound = engine.bind(binding.sources, binding.destinations, spans=binding.spans, owners=binding.owners,
+                              streams=binding.streams, stream=binding.stream)
     return call
 
 

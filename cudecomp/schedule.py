@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Owns the schedule of one rank: which copies and messages carry out an exchange; knows nothing of MPI or devices.
 
-All rewrites of the plain "pack everything, send everything, unpack everything" are decided here, once, and are visible in
-the schedule. Both ends of a message derive its wire order from the same numbers, so that nothing has to be negotiated.
+All rewrites of the plain "pack everything, send everything, unpack everything" are decided here, once, and are visible
+in the schedule. Both ends of a message derive its wire order from the same numbers: nothing has to be negotiated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .exchange import BoxCopy, Exchange, Message
 from .pencil import Pencil
 
-# Every message starts on such a boundary of the workspace, in bytes: a cache line pair on hosts, a full sector group on GPUs.
+# Every message starts on such a boundary of the workspace, in bytes: whole cache lines, and wide accesses on GPUs.
 ALIGNMENT = 256
 
 # Relative costs of one pass over a message's items, for choosing the wire order.
@@ -80,7 +80,7 @@ class Part(NamedTuple):
 
 
 def packed_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides per axis, in items, of a box packed without gaps, its axes from slowest to fastest in `order`."""
+    """Return the strides per axis, in items, of a box without gaps, its axes from slowest to fastest in `order`."""
     strides = [0] * len(shape)
     step = 1
     for axis in reversed(order):
@@ -99,7 +99,9 @@ def is_contiguous(pencil: Pencil, rank: int, shape: tuple[int, ...]) -> bool:
     return same_layout(shape, pencil.axis_strides(rank), packed_strides(shape, pencil.order))
 
 
-def wire_order(src: Pencil, dst: Pencil, sender: int, receiver: int, message: Message, zero_copy: bool) -> tuple[int, ...]:
+def wire_order(
+    src: Pencil, dst: Pencil, sender: int, receiver: int, message: Message, zero_copy: bool
+) -> tuple[int, ...]:
     """Return the order of axes in which a message travels: the source's or the destination's memory order.
 
     One of pack and unpack is then a plain copy, and disappears where the box has no gaps; the other one permutes. Equal
@@ -233,7 +235,9 @@ class Schedule:
     def _unpack_side(self) -> tuple[tuple[Part, ...], tuple[tuple[Copy, ...], ...], int]:
         return self._side(self.exchange.recvs, packing=False)
 
-    def _side(self, messages: tuple[Message, ...], packing: bool) -> tuple[tuple[Part, ...], tuple[tuple[Copy, ...], ...], int]:
+    def _side(
+        self, messages: tuple[Message, ...], packing: bool
+    ) -> tuple[tuple[Part, ...], tuple[tuple[Copy, ...], ...], int]:
         """Lay the messages of one direction out: parts, segments of copies, items of workspace."""
         rank = self.exchange.rank
         others = [message for message in messages if message.peer != rank]
@@ -248,7 +252,9 @@ class Schedule:
             if direct:
                 parts.append(self._part_in_array(message, packing))
                 continue
-            parts.append(Part(message.peer, self.bases.send if packing else self.bases.recv, used, items, len(segments)))
+            parts.append(
+                Part(message.peer, self.bases.send if packing else self.bases.recv, used, items, len(segments))
+            )
             segments.append(self._copies(message, used, packing))
             used = self._round_up(used + items)
         mine = own(messages, rank)
@@ -298,11 +304,13 @@ class Schedule:
     def _part_in_array(self, message: Message, packing: bool) -> Part:
         rank, copy = self.exchange.rank, message.copies[0]
         if packing:
-            return Part(message.peer, self.bases.src(0), self.exchange.src.offset(rank, copy.src_start), message.items, -1)
+            return Part(
+                message.peer, self.bases.src(0), self.exchange.src.offset(rank, copy.src_start), message.items, -1
+            )
         return Part(message.peer, self.bases.dst(0), self.exchange.dst.offset(rank, copy.dst_start), message.items, -1)
 
     def _copies(self, message: Message, offset: int, packing: bool, through: int | None = None) -> tuple[Copy, ...]:
-        """Return the copies between this rank's arrays and a message at `offset` of the workspace; fields one by one."""
+        """Return the copies between this rank's arrays and a message at `offset` of the workspace, field by field."""
         rank, order = self.exchange.rank, self._order(message, packing)
         copies = []
         for field in range(self.fields):

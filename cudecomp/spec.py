@@ -15,7 +15,7 @@ from .transports import Choice, choose
 from .workspace import Workspace
 
 DEVICES = ("host", "cuda")
-LAUNCHES = ("fused", "per_peer")
+LAUNCHES = ("fused", "per_peer", "per_peer_events")
 
 
 @dataclass(frozen=True)
