@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
@@ -62,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if launched else _COMMANDS[arguments.command](arguments)
     except SystemExit as done:  # argparse has printed its help
         return int(done.code or 0)
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except EXPECTED as error:
         return _refused(error, launched)
 
@@ -72,15 +76,17 @@ def launcher_rank() -> int | None:
 
 
 def _refused(error: BaseException, launched: int | None) -> int:
-    """Say once why nothing was done."""
-    if not launched:
-        print(f"cudecomp: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr, flush=True)
-    if launched is not None:
-        # Some launchers kill all ranks when the first one fails: that must not be before rank 0 has spoken.
-        with contextlib.suppress(ImportError, RuntimeError):
-            from .demo import world
+    """Say once why nothing was done; return the exit status."""
+    comm = None
+    if launched is not None or "mpi4py.MPI" in sys.modules:
+        from .demo import world
 
-            world().Barrier()
+        with contextlib.suppress(ImportError):
+            comm = world()
+    if not (launched if comm is None else comm.rank):
+        print(f"cudecomp: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr, flush=True)
+    if comm is not None:
+        comm.Barrier()  # some launchers end all ranks when one fails, which must not be before rank 0 has spoken
     return BAD_INPUT
 
 
@@ -90,7 +96,7 @@ def _silence(wanted: bool) -> Iterator[None]:
         yield
 
 
-# --- arguments ----------------------------------------------------------------------------------------------------------
+# --- arguments -------------------------------------------------------------------------------------------------------
 
 
 def ints(text: str) -> tuple[int, ...]:
@@ -175,17 +181,17 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fields", type=count, default=1, metavar="K", help="arrays that travel together (default: 1)")
     add("--inplace", action="store_true", help="source and destination are one buffer")
     add("--backend", choices=("auto", *BACKENDS["host"]), default="auto", help="the transport")
-    add("--rank", type=int, default=0, metavar="R", help="the rank to tell about in detail (default: 0)")
+    add("--rank", type=int, metavar="R", help="tell about this rank in detail")
     add("--plot", metavar="FILE", help="draw the pencils, for arrays of three axes (needs matplotlib)")
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Solve laplace(u) = f in a periodic box by FFTs along the axes of three pencils, on all ranks of an mpiexec or on "
-        "this process alone, check the answer, and time the transposes."
+        "Solve laplace(u) = f in a periodic box by FFTs along the axes of three pencils, on all ranks of an mpiexec or "
+        "on this process alone, check the answer, and time the transposes."
     )
     add = parser.add_argument
-    add("--shape", type=ints, metavar="N,N,N", help="points of the box (default: 96,96,96, or those of --rhs)")
+    add("--shape", type=ints, metavar="N,N,N", help="points of the box (default: 128,128,128, or those of --rhs)")
     add("--grid", type=ints, metavar="P,P", help="process grid; one 0 is filled (default: a good one)")
     add("--dtype", choices=("float32", "float64", "complex64", "complex128"), help="of the field (default: float64)")
     add("--backend", choices=("auto", *BACKENDS["host"]), default="auto", help="the transport")
@@ -197,7 +203,7 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: 1e-10, in single precision 1e-4)")  # fmt: skip
 
 
-# --- info ---------------------------------------------------------------------------------------------------------------
+# --- info ------------------------------------------------------------------------------------------------------------
 
 
 def _info(arguments: argparse.Namespace) -> int:
@@ -234,7 +240,7 @@ def _info_lines(found: dict[str, Any]) -> Iterator[str]:
     yield from indented(table(("transport", "device", "works", "how, or why not"), rows))
 
 
-# --- plan ---------------------------------------------------------------------------------------------------------------
+# --- plan ------------------------------------------------------------------------------------------------------------
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -245,18 +251,20 @@ def _plan(arguments: argparse.Namespace) -> int:
     pairs = _pairs(arguments.axes, axes)
     options = {"order": arguments.order, "halo": arguments.halo, "padding": arguments.padding}
     pencils = tuple(Pencil(arguments.shape, grid, axis, dist_shape=arguments.dist_shape, **options) for axis in axes)
-    grid.coords(arguments.rank)  # raises for a rank outside
+    if arguments.rank is not None:
+        grid.coords(arguments.rank)  # raises for a rank outside
     wanted = sorted({axis for pair in pairs for axis in pair})
     places = tuple((wanted.index(src), wanted.index(dst)) for src, dst in pairs)
     chosen = tuple(pencils[axis] for axis in wanted)
     dry = DryRun(
         chosen, places, arguments.dtype, arguments.fields, arguments.inplace, arguments.backend, arguments.rank
     )
-    print("\n".join(dry.lines()))
     if arguments.plot:
         from .plot import picture
 
         picture(chosen, arguments.plot)
+    print("\n".join(dry.lines()))
+    if arguments.plot:
         print(f"\nThe pencils are drawn in {arguments.plot}")
     return 0
 
@@ -273,7 +281,7 @@ def _grid(arguments: argparse.Namespace) -> ProcessGrid:
 def _pairs(given: list[tuple[int, ...]] | None, axes: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return the transposes asked for, else those between neighbours, there and back."""
     if given is None:
-        forward = list(zip(axes, axes[1:], strict=False))
+        forward = list(pairwise(axes))
         return forward + [(b, a) for a, b in reversed(forward)]
     for pair in given:
         if len(pair) != 2 or not all(axis in axes for axis in pair):

@@ -68,7 +68,7 @@ class Communicator:
         self._tags = 0
         self._tag_limit = self.mpi.Get_attr(MPI.TAG_UB) or 32767
         self._aware: tuple[bool, str] | None = None
-        self._groups: dict[Hashable, tuple[Any, tuple[int, ...]]] = {}
+        self._groups: dict[Hashable, tuple[Any, tuple[int, ...]] | None] = {}
         host = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.nodes = tuple(self.mpi.allgather(host.bcast(self.rank)))
         host.Free()
@@ -104,15 +104,19 @@ class Communicator:
         self._tags = self._tags % self._tag_limit + 1
         return self._tags
 
-    def group(self, name: Hashable, color: int) -> tuple[Any, tuple[int, ...]]:
-        """Return the communicator of the ranks with the same `color`, and those ranks.
+    def group(self, name: Hashable, color: int, present: bool) -> tuple[Any, tuple[int, ...]] | None:
+        """Return the communicator of the ranks with the same `color`, and those ranks; None where not `present`.
 
-        Collective at the first call for a name; later calls return what was made then.
+        Collective. Ranks that have nothing to say are left out: some MPI libraries (Open MPI 4) return early from a
+        collective without data, and do not match the next one on that communicator.
         """
-        if name not in self._groups:
-            members = self.mpi.Split(color, self.rank)
-            self._groups[name] = members, tuple(members.allgather(self.rank))
-        return self._groups[name]
+        from mpi4py import MPI
+
+        key = name, tuple(self.mpi.allgather(present))
+        if key not in self._groups:
+            members = self.mpi.Split(color if present else MPI.UNDEFINED, self.rank)
+            self._groups[key] = (members, tuple(members.allgather(self.rank))) if present else None
+        return self._groups[key]
 
     def agree(self, what: str, error: BaseException | None, spec: Mapping[str, str] | None = None) -> None:
         """Raise the same exception on all ranks, or on none.
@@ -143,8 +147,9 @@ def _mpi_of(comm: Any) -> Any:
 def _release(comm: Any, keyval: int, found: Communicator) -> None:
     """Free the duplicate together with the user's communicator."""
     with contextlib.suppress(Exception):
-        for group, _ in found._groups.values():
-            group.Free()
+        for group in found._groups.values():
+            if group is not None:
+                group[0].Free()
         found.mpi.Free()
 
 

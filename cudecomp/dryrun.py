@@ -20,7 +20,7 @@ from .table import indented, ranges_text, shape_text, span_text, table
 
 # Schedules of so many ranks are looked at, fewer where each has many messages, so that any grid is a matter of seconds.
 SAMPLE = 64
-SAMPLED_MESSAGES = 20_000
+SAMPLED_MESSAGES = 1_000
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class DryRun:
         Whether source and destination are one buffer.
     backend : str
         The transport; it decides how messages may lie in memory.
-    rank : int
-        The rank to be told about in detail.
+    rank : int, optional
+        A rank to be told about in detail.
     """
 
     pencils: tuple[Pencil, ...]
@@ -51,7 +51,7 @@ class DryRun:
     fields: int = 1
     inplace: bool = False
     backend: str = "auto"
-    rank: int = 0
+    rank: int | None = None
 
     @property
     def grid(self) -> ProcessGrid:
@@ -63,11 +63,14 @@ class DryRun:
         """The bytes of one item in all fields."""
         return self.dtype.itemsize * self.fields
 
+    def exchange(self, pair: tuple[int, int], rank: int) -> Exchange:
+        """Return what a rank would send and receive in one of the transposes."""
+        return Exchange(self.pencils[pair[0]], self.pencils[pair[1]], rank)
+
     def schedule(self, pair: tuple[int, int], rank: int) -> Schedule:
         """Return what a rank would do for one of the transposes."""
-        exchange = Exchange(self.pencils[pair[0]], self.pencils[pair[1]], rank)
-        uniform = self.backend == "mpi_a2a"
-        return Schedule(exchange, self.dtype.itemsize, fields=self.fields, inplace=self.inplace, uniform=uniform)
+        options: dict[str, Any] = {"fields": self.fields, "inplace": self.inplace, "uniform": self.backend == "mpi_a2a"}
+        return Schedule(self.exchange(pair, rank), self.dtype.itemsize, **options)
 
     def lines(self) -> list[str]:
         """Return the whole report."""
@@ -82,8 +85,7 @@ class DryRun:
             *self._empty_lines(),
             "",
             *self._transpose_lines(),
-            "",
-            *self._rank_lines(),
+            *([] if self.rank is None else self._rank_lines(self.rank)),
         ]
 
     def _pencil_table(self) -> list[str]:
@@ -112,54 +114,49 @@ class DryRun:
                 )
 
     def _transpose_lines(self) -> list[str]:
-        rows, count = [], self.grid.size
-        for pair in self.pairs:
-            ranks = sample(self.grid, self.rank, len(self.schedule(pair, self.rank).sends))
-            count = min(count, len(ranks))
-            rows.append(self._transpose_row(pair, ranks))
-        header = (
-            "transpose",
-            "messages",
-            "bytes each",
-            "bytes sent",
-            "workspace",
-            "left out at rank " + str(self.rank),
-        )
-        whom = "all ranks" if count == self.grid.size else f"a sample of {count} of the {self.grid.size} ranks"
+        some = self.rank or 0
+        messages = max(len(self.exchange(pair, some).sends) for pair in self.pairs)
+        ranks = sample(self.grid, some, messages)
+        rows = [self._transpose_row(pair, ranks) for pair in self.pairs]
+        header = ("transpose", "messages", "bytes each", "bytes sent", "workspace", "done without")
+        all_ranks = len(ranks) == self.grid.size
+        whom = "all ranks" if all_ranks else f"a sample of {len(ranks)} of the {self.grid.size} ranks"
         return [f"Transposes: what a rank sends to others, over {whom}", *indented(table(header, rows))]
 
     def _transpose_row(self, pair: tuple[int, int], ranks: Sequence[int]) -> tuple[str, ...]:
         schedules = [self.schedule(pair, rank) for rank in ranks]
         sizes = [[part.items * self.dtype.itemsize for part in schedule.sends] for schedule in schedules]
         each = [size for some in sizes for size in some]
-        workspace = max(schedule.workspace_bytes for schedule in schedules)
-        src, dst = (self.pencils[i] for i in pair)
         return (
-            f"{src.axis} -> {dst.axis}",
+            f"{self.pencils[pair[0]].axis} -> {self.pencils[pair[1]].axis}",
             span_text(str(min(map(len, sizes))), str(max(map(len, sizes)))),
             span_text(size_text(min(each)), size_text(max(each))) if each else "-",
             span_text(size_text(min(map(sum, sizes))), size_text(max(map(sum, sizes)))),
-            size_text(workspace),
-            left_out(self.schedule(pair, self.rank)),
+            size_text(max(schedule.workspace_bytes for schedule in schedules)),
+            left_out(schedules),
         )
 
-    def _rank_lines(self) -> Iterator[str]:
-        yield f"Rank {self.rank}, at {self.grid.coords(self.rank)} in the grid"
+    def _rank_lines(self, rank: int) -> Iterator[str]:
+        yield from ("", f"Rank {rank}, at {self.grid.coords(rank)} in the grid")
         for pencil in self.pencils:
-            memory = f"memory shape {pencil.memory_shape(self.rank)}, strides {pencil.strides(self.rank)} items"
-            yield f"  {pencil_text(pencil, self.rank)}; {memory}"
+            memory = f"memory shape {pencil.memory_shape(rank)}, strides {pencil.strides(rank)} items"
+            yield f"  {pencil_text(pencil, rank)}; {memory}"
         for pair in self.pairs:
             yield f"  {self.pencils[pair[0]].axis} -> {self.pencils[pair[1]].axis}"
-            yield from indented(schedule_lines(self.schedule(pair, self.rank), self.dtype.itemsize, most=6), by=4)
+            yield from indented(schedule_lines(self.schedule(pair, rank), self.dtype.itemsize), by=4)
 
 
-def left_out(schedule: Schedule) -> str:
-    """Return in a few words which passes a schedule does without; the report of a rank says more."""
-    passes = (("pack", schedule.sends), ("unpack", schedule.recvs))
-    found = [name for name, parts in passes if any(part.segment < 0 for part in parts)]
-    if not schedule.sends and not schedule.recvs:
-        return "all messages"
-    return " and ".join(found) or "nothing"
+def left_out(schedules: Sequence[Schedule]) -> str:
+    """Return in a few words which passes the schedules do without; the report of a rank says more."""
+    if not any(schedule.sends or schedule.recvs for schedule in schedules):
+        return "messages: one local copy"
+    sides = (("pack", [s.sends for s in schedules]), ("unpack", [s.recvs for s in schedules]))
+    found = []
+    for name, sets in sides:
+        direct = [part.segment < 0 for parts in sets for part in parts]
+        if any(direct):
+            found.append(name if all(direct) else f"{name} of some messages")
+    return ", ".join(found) or "nothing"
 
 
 def widths(pencil: Pencil, axis: int) -> tuple[int, ...]:
@@ -168,7 +165,7 @@ def widths(pencil: Pencil, axis: int) -> tuple[int, ...]:
 
 
 def extents(pencil: Pencil) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the smallest and the largest interior of any rank, in axis order: every combination of parts is a rank's."""
+    """Return the smallest and the largest interior of any rank, by axis: every combination of parts is a rank's."""
     parts = [widths(pencil, axis) for axis in range(pencil.ndim)]
     return tuple(map(min, parts)), tuple(map(max, parts))
 

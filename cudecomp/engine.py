@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -172,6 +171,8 @@ class Engine:
             zero_copy=spec.zero_copy,
             uniform=spec.choice.name == "mpi_a2a",
         )
+        # No other rank takes part; the transport is left alone then.
+        self.alone = not self.schedule.sends and not self.schedule.recvs
         # What arrives in a segment of its own, by message number.
         self._unpack_of = [part.segment for part in self.schedule.recvs]
         self.workspace = spec.workspace or Workspace(None, spec.device)
@@ -202,10 +203,11 @@ class Engine:
         if name == "mpi_a2a":
             circle = exchange_circle(schedule.exchange)
             grid = schedule.exchange.src.grid
-            key = (circle.entries, grid.shape, grid.rank_order) if circle.size < group.size else "all"
-            self._mover = AllToAll(*group.group(key, circle.color), wire)
+            members = group.group((circle.entries, grid.shape, grid.rank_order), circle.color, not self.alone)
+            self._mover = AllToAll(members[0], members[1], wire) if members else None
         else:
-            self._mover = PointToPoint(group.mpi, wire, group.tag(), name == "mpi_p2p_pl")
+            tag = group.tag()
+            self._mover = None if self.alone else PointToPoint(group.mpi, wire, tag, name == "mpi_p2p_pl")
         self.rebind()
 
     def rebind(self) -> None:
@@ -266,8 +268,11 @@ class Engine:
         self._sending = self._mover is not None and bool(self.schedule.sends or not self._mover.pipelined)
         self.stats.runs += 1
         self.stats.replays += record is not None
-        with self._failing():
+        try:
             self._begin(bound, stream, record)
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def _fill(self, table: AddressTable) -> None:
         """Enter the addresses that do not belong to the caller."""
@@ -311,7 +316,7 @@ class Engine:
         """Make progress; tell whether the operation is complete. Does not block."""
         if not self._running:
             return True
-        with self._failing():
+        try:
             if self._mover is not None:
                 if self._sending:
                     self._advance()
@@ -320,6 +325,9 @@ class Engine:
                 if self._missing or self._sending or not self._mover.sent():
                     return False
             self._finish()
+        except BaseException as error:
+            self._fail(error)
+            raise
         self._running = False
         self.workspace.leave(self)
         return True
@@ -345,14 +353,9 @@ class Engine:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Poison the plan if the block raises: messages are under way that nobody waits for."""
-        try:
-            yield
-        except BaseException as error:
-            self._poison = f"{type(error).__name__} in the middle of an operation: {error}"
-            raise
+    def _fail(self, error: BaseException) -> None:
+        """Poison the plan: messages are under way that nobody waits for."""
+        self._poison = f"{type(error).__name__} in the middle of an operation: {error}"
 
     def usable(self) -> None:
         """Raise unless an operation may start."""

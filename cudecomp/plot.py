@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owns the pictures of decompositions; matplotlib is imported when one is asked for. It knows nothing of plans or MPI."""
+"""Owns the pictures of decompositions, for which it imports matplotlib on demand; knows nothing of plans or MPI."""
 
 from __future__ import annotations
 
@@ -33,19 +33,12 @@ def picture(pencils: Sequence[Pencil], path: str, plane: Any = None, title: str 
 
     Raises
     ------
-    ImportError
-        matplotlib is not installed.
-    ValueError
-        The pencils are not of three axes, there are too many ranks to show, or the format is unknown.
+    ImportError, ValueError
+        As for `check_picture`.
     """
-    figure_class = _matplotlib()
-    ranks = pencils[0].grid.size
-    if pencils[0].ndim != 3:
-        raise ValueError(f"a picture shows arrays of 3 axes, this one has {pencils[0].ndim}")
-    if ranks > MOST_RANKS:
-        raise ValueError(f"a picture shows at most {MOST_RANKS} ranks, these are {ranks}")
+    figure_class = check_picture(pencils[0], path)
     panels = len(pencils) + (plane is not None)
-    figure = figure_class(figsize=(3.4 * panels, 3.5), layout="constrained")
+    figure = figure_class(figsize=(3.4 * panels, 3.8), layout="constrained")
     for number, pencil in enumerate(pencils):
         _draw_pencil(figure.add_subplot(1, panels, number + 1, projection="3d"), pencil)
     if plane is not None:
@@ -53,11 +46,27 @@ def picture(pencils: Sequence[Pencil], path: str, plane: Any = None, title: str 
     figure.savefig(path, dpi=110)
 
 
-def _matplotlib() -> Any:
+def check_picture(pencil: Pencil, path: str) -> Any:
+    """Return matplotlib's Figure class if a picture like this one can be drawn and written. Local.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is not installed.
+    ValueError
+        The pencil is not of three axes, there are too many ranks to show, or the format is unknown.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("a picture needs matplotlib; install it by: pip install matplotlib") from None
+    if pencil.ndim != 3:
+        raise ValueError(f"a picture shows arrays of 3 axes, this one has {pencil.ndim}")
+    if pencil.grid.size > MOST_RANKS:
+        raise ValueError(f"a picture shows at most {MOST_RANKS} ranks, these are {pencil.grid.size}")
+    ending, known = path.rpartition(".")[2].lower(), Figure().canvas.get_supported_filetypes()
+    if ending not in known:
+        raise ValueError(f"{path}: the picture's format is {ending!r}, expected one of {', '.join(known)}")
     return Figure
 
 
@@ -68,7 +77,7 @@ def _draw_pencil(axes: Any, pencil: Pencil) -> None:
     axes.view_init(ELEVATION, AZIMUTH)
     for depth, (rank, low, high) in enumerate(_back_to_front(pencil)):
         colour = _colour(rank, pencil.grid.size)
-        for axis, (face, shade) in enumerate(zip(_faces(low, high), (0.84, 0.68, 1.0), strict=True)):
+        for axis, (face, shade) in enumerate(zip(_faces(low, high), (0.9, 0.78, 1.0), strict=True)):
             tone = tuple(shade * part for part in colour)
             axes.add_collection3d(Poly3DCollection([face], facecolors=[tone], edgecolors="black", lw=0.4, zorder=depth))
             if axis == pencil.axis and pencil.grid.size <= MOST_LABELS:
@@ -78,8 +87,8 @@ def _draw_pencil(axes: Any, pencil: Pencil) -> None:
         getattr(axes, f"set_{name}lim")(0, extent)
         getattr(axes, f"set_{name}label")(f"axis {'xyz'.index(name)}", labelpad=-12, fontsize=8)
         getattr(axes, f"set_{name}ticks")([])
-    axes.set_box_aspect(pencil.global_shape, zoom=0.95)
-    axes.set_title(f"pencil of axis {pencil.axis}: axis {pencil.axis} is whole", fontsize=10)
+    axes.set_box_aspect(pencil.global_shape, zoom=0.97)
+    axes.set_title(f"pencil of axis {pencil.axis}: axis {pencil.axis} is whole", fontsize=10, y=1.0)
 
 
 def _back_to_front(pencil: Pencil) -> list[tuple[int, Point, Point]]:

@@ -18,15 +18,13 @@ from typing import Any
 
 from . import _build
 from .transports import BACKENDS
+from .transports.aware import LAUNCHER, cuda_aware
 
 Facts = dict[str, Any]
 
-# A child of a rank must not take itself for that rank.
-LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "MPI_LOCALRANKID", "HYDI_", "HYDRA_")
-
 
 def facts(timeout: float) -> Facts:
-    """Return all facts, ready for JSON. Local; each question in a process of its own takes at most `timeout` seconds."""
+    """Return all facts, ready for JSON. Local; a question in a process of its own takes at most `timeout` seconds."""
     mpi = asked(mpi_facts, timeout)
     cuda = asked(cuda_facts, timeout)
     return {
@@ -39,7 +37,7 @@ def facts(timeout: float) -> Facts:
         "host": {"machine": platform.machine(), "system": platform.platform(), "cores": len(os.sched_getaffinity(0))},
         "cuda": cuda,
         "mpi": mpi,
-        "launcher": shutil.which("mpiexec"),
+        "launcher": shutil.which("mpiexec") or shutil.which("mpiexec", path=os.path.dirname(sys.executable)),
         "transports": transports(mpi, cuda),
     }
 
@@ -88,7 +86,8 @@ def how(device: str, mpi: Facts) -> str:
 def asked(question: Callable[[], Facts], timeout: float) -> Facts:
     """Return the answer of a function of this module, called in another process; `problem` says why there is none."""
     code = f"import json; from cudecomp import probe; print(); print(json.dumps(probe.{question.__name__}()))"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
+    # A child of a rank must not take itself for that rank.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
     # Whatever folder the command was started from, the child finds the packages that this process found.
     environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     try:
@@ -118,11 +117,9 @@ def mpi_facts() -> Facts:
     import mpi4py
     from mpi4py import MPI
 
-    from .transports.aware import cuda_aware
-
     aware, why = cuda_aware()
     return {
-        "library": MPI.Get_library_version().strip("\0 \n").splitlines()[0],
+        "library": " ".join(MPI.Get_library_version().strip("\0 \n").splitlines()[0].split()),
         "standard": "{}.{}".format(*MPI.Get_version()),
         "mpi4py": os.path.dirname(mpi4py.__file__),
         "cuda_aware": aware,

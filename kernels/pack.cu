@@ -4,8 +4,9 @@
 // peers or messages.
 //
 // A launch is one persistent grid for any number of segments. Blocks draw tiles of at most 16 KiB in program order, so
-// that early segments are complete early. One warp of a block prepares the next tile and completes the last one while
-// the other warps copy the present one: the latencies of drawing, looking up, fencing and counting are hidden.
+// that early segments are complete early. In a block, one warp prepares the next tile and another one completes the
+// last tile while the others copy the present one: the latencies of drawing, looking up, fencing and counting, a
+// microsecond each, are hidden.
 #include <cuda_runtime.h>
 
 #include <new>
@@ -23,17 +24,17 @@ namespace {
 
 constexpr int kWorkers = 256;
 constexpr int kWarp = 32;
-constexpr int kThreads = kWorkers + kWarp;
+constexpr int kThreads = kWorkers + 2 * kWarp;
 constexpr int kTileBytes = 1 << kTileBytesLog;
 constexpr int kThreadBytes = kTileBytes / kWorkers;  // loaded by each thread before its first store
-constexpr uint8_t kStop = 255;                       // a Job's kind: no tile is left
-constexpr uint8_t kLine = 254;                       // a Job's kind: contiguous bytes
+constexpr uint8_t kLine = 255;                       // a Job's kind: contiguous bytes
 
 static_assert((1 << kEdgeLog) <= kWorkers, "the workers cover an edge of a tile at once");
 static_assert(sizeof(Piece) % sizeof(uint32_t) == 0, "pieces are copied word by word");
 
 struct Segment {
-    unsigned long long done;  // tiles completed since the program was created: never reset, so graphs can be replayed
+    // Tiles completed since the program was created: never reset, so that graphs can be replayed.
+    unsigned long long done;
     int64_t flag_offset;
     int32_t flag_base;  // < 0: no flag, nothing is counted
     uint32_t tiles;
@@ -51,6 +52,7 @@ struct Tables {
     const uint32_t *piece_of_tile;
     Segment *segments;
     Tickets *tickets;
+    uint32_t tiles;
 };
 
 // Consecutive segments of a launch: launch tiles below `end` that are in no earlier range are program tiles + shift.
@@ -78,12 +80,12 @@ static_assert(sizeof(LargeLaunch) <= 4096, "kernel parameters");
 // What the warps of a block tell each other: one tile of work.
 struct Job {
     Piece piece;
-    const char *src;  // kFlat: address of the piece's first unit, else of the tile's
+    const char *src;  // kLine: the first byte; kFlat, kPlane: as for Cursor and PlaneTile
     char *dst;
-    uint32_t first;  // kFlat: unit numbers
-    uint32_t last;   // kLine: bytes
-    uint32_t rows;   // kPlane
-    uint32_t cols;
+    uint32_t first;   // kFlat: unit numbers
+    uint32_t last;    // kLine: bytes
+    PlaneTile tile;   // kPlane
+    int32_t segment;  // -1: no tile is left
     uint8_t kind;
     uint8_t width;  // bytes of a vector access
 };
@@ -112,11 +114,11 @@ __device__ unsigned long long count_release(unsigned long long *count, unsigned 
     return before;
 }
 
-// Everything counted before is visible to whoever sees the flag's value: the fence acquires the counts and releases to
-// the whole system with the store.
+// Everything counted before is visible to whoever acquires the flag's value: the fence acquires the counts and,
+// followed by the store, is a release at system scope. A releasing store would fence once more.
 __device__ void raise_flag(char *flag, unsigned long long value) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(flag)), "l"(value) : "memory");
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(flag)), "l"(value) : "memory");
 }
 
 // ---- copying ----
@@ -163,15 +165,15 @@ __device__ void store(char *address, Vector value) {
 
 // Loads of one thread in flight.
 template <typename Vector>
-__device__ constexpr int batch_size() {
-    return kThreadBytes / sizeof(Vector) < 8 ? kThreadBytes / sizeof(Vector) : 8;
+CUDECOMP_HD constexpr int batch_size(int most) {
+    return kThreadBytes / int(sizeof(Vector)) < most ? kThreadBytes / int(sizeof(Vector)) : most;
 }
 
 // Loads past the end are clamped to the last vector instead of skipped: a batch without branches stays in registers,
 // and what the extra ones read is in the cache.
 template <typename Vector>
 __device__ void copy_line(const Job &job, int worker) {
-    constexpr int kBatch = batch_size<Vector>(), kStep = kWorkers * sizeof(Vector);
+    constexpr int kBatch = batch_size<Vector>(8), kStep = kWorkers * sizeof(Vector);
     const char *src = job.src;
     char *dst = job.dst;
     const uint32_t end = job.last & ~uint32_t(sizeof(Vector) - 1), most = end - uint32_t(sizeof(Vector));
@@ -187,23 +189,24 @@ __device__ void copy_line(const Job &job, int worker) {
     if (tail < job.last) store(dst + tail, load<unsigned char>(src + tail));
 }
 
-// Units in walked order, a vector of them per access; only single units where the fastest dimensions are not
-// contiguous.
+// Units in walked order, a vector of them per access; single units where the fastest dimensions are not contiguous. The
+// accesses of a batch are neighbours in a warp, so that most of them only step along a row.
 template <typename Vector, typename Offset>
 __device__ void copy_flat(const Job &job, int worker) {
-    constexpr int kBatch = sizeof(Offset) == 4 ? batch_size<Vector>() : 2;  // registers
-    const uint32_t vector = sizeof(Vector) >> job.piece.unit_log, step = kWorkers * vector;
+    constexpr int kBatch = sizeof(Offset) == 4 ? batch_size<Vector>(8) : 2;  // registers
+    const uint32_t vector = sizeof(Vector) >> job.piece.unit_log, step = kWarp * vector;
     const char *src = job.src;
     char *dst = job.dst;
-    const uint32_t last = job.last, most = last - vector;
-    for (uint32_t x = job.first + worker * vector; x < last; x += kBatch * step) {
+    const uint32_t last = job.last, lane = worker % kWarp, warp = worker / kWarp;
+    for (uint32_t x = job.first + warp * kBatch * step + lane * vector; x < last; x += kWorkers * kBatch * vector) {
         Vector values[kBatch];
         Offset to[kBatch];
+        Cursor<Offset> at = seek<Offset>(job.piece, x);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            const Offsets<Offset> at = unit_offsets<Offset>(job.piece, min(x + i * step, most));
             values[i] = load_cached<Vector>(src + at.src);
             to[i] = at.dst;
+            if (i + 1 < kBatch && at.x + step < last) advance(at, job.piece, step);
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i)
@@ -250,54 +253,75 @@ __device__ void turn_square(Vector (&square)[kCount]) {
 
 CUDECOMP_HD constexpr int log2_of(int value) { return value > 1 ? 1 + log2_of(value / 2) : 0; }
 
-// Read vectors along the rows, transpose squares of them in registers, put them into shared memory as vectors along the
-// columns.
-template <int kUnit, typename Vector>
-__device__ void read_plane(const Job &job, Vector *tile, const Swizzle &swizzle, int worker) {
-    constexpr int kCount = sizeof(Vector) / kUnit, kCountLog = log2_of(kCount);
-    constexpr int kSquares = batch_size<Vector>() / kCount > 0 ? batch_size<Vector>() / kCount : 1;
-    const uint32_t lanes_log = job.piece.rows_log - kCountLog, step = kWorkers >> lanes_log;
-    const uint32_t group = worker & ((1u << lanes_log) - 1), row = group << kCountLog;
-    const uint32_t cols = row < job.rows ? job.cols >> kCountLog : 0;  // in vectors
-    uint32_t col = worker >> lanes_log;
-    const int64_t col_stride = job.piece.src_stride[kCol], skip = col_stride * ((step - 1) << kCountLog);
-    const char *src = job.src + row * job.piece.src_stride[kRow] + (col << kCountLog) * col_stride;
-    const uint32_t spread = group_swizzle(swizzle, group), first = row << swizzle.row_log;
-    while (col < cols) {
-        Vector squares[kSquares][kCount];
+// The columns of a thread: vectors col, col + step ... below cols, each the first of kCount columns of units.
+struct Columns {
+    uint32_t col;
+    uint32_t step;
+    uint32_t cols;
+};
+
+template <bool kSplit, int kSquares, int kCount, typename Vector>
+__device__ void fetch_squares(const Job &job, const char *base, const Columns &at,
+                              Vector (&squares)[kSquares][kCount]) {
+    const int64_t stride = job.piece.src_stride[kCol], skip = stride * ((at.step - 1) * kCount);
+    const uint32_t first = job.tile.first_col + at.col * kCount;
+    const char *src = base + first * stride;
 #pragma unroll
-        for (int i = 0; i < kSquares; ++i) {
+    for (int i = 0; i < kSquares; ++i, src += skip) {
 #pragma unroll
-            for (int k = 0; k < kCount; ++k) {
-                squares[i][k] = Vector{};
-                if (col + i * step < cols) squares[i][k] = load<Vector>(src);
-                src += col_stride;
-            }
-            src += skip;
-        }
-#pragma unroll
-        for (int i = 0; i < kSquares; ++i, col += step) {
-            if (col >= cols) break;
-            turn_square<kUnit, kCount>(squares[i]);
-#pragma unroll
-            for (int k = 0; k < kCount; ++k) tile[(first + (k << swizzle.row_log) + col) ^ spread] = squares[i][k];
+        for (int k = 0; k < kCount; ++k, src += stride) {
+            squares[i][k] = Vector{};
+            if (at.col + i * at.step >= at.cols) continue;
+            squares[i][k] = load<Vector>(kSplit ? base + src_column(job.piece, first + i * at.step * kCount + k) : src);
         }
     }
 }
 
+// Read vectors along the rows, transpose squares of them in registers, put them into shared memory as vectors along the
+// columns.
 template <int kUnit, typename Vector>
-__device__ void write_plane(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
-    constexpr int kCountLog = log2_of(sizeof(Vector) / kUnit), kBatch = batch_size<Vector>();
-    const uint32_t lanes_log = swizzle.row_log, step = kWorkers >> lanes_log, rows = job.rows;
+__device__ void read_plane(const Job &job, Vector *tile, const Swizzle &swizzle, int worker) {
+    constexpr int kCount = sizeof(Vector) / kUnit, kCountLog = log2_of(kCount), kBatch = batch_size<Vector>(16);
+    constexpr int kSquares = kBatch / kCount > 0 ? kBatch / kCount : 1;
+    const uint32_t lanes_log = job.piece.rows_log - kCountLog;
+    const uint32_t group = worker & ((1u << lanes_log) - 1), row = group << kCountLog;
+    if (row >= job.tile.rows) return;
+    const char *base = job.src + row * job.piece.src_stride[kRow];
+    const uint32_t spread = group_swizzle(swizzle, group), first = row << swizzle.row_log;
+    Columns at = {uint32_t(worker) >> lanes_log, uint32_t(kWorkers) >> lanes_log, job.tile.cols >> kCountLog};
+    while (at.col < at.cols) {
+        Vector squares[kSquares][kCount];
+        if (job.piece.src_col_skip == 0)
+            fetch_squares<false>(job, base, at, squares);
+        else
+            fetch_squares<true>(job, base, at, squares);
+#pragma unroll
+        for (int i = 0; i < kSquares; ++i, at.col += at.step) {
+            if (at.col >= at.cols) break;
+            turn_square<kUnit, kCount>(squares[i]);
+#pragma unroll
+            for (int k = 0; k < kCount; ++k) tile[(first + (k << swizzle.row_log) + at.col) ^ spread] = squares[i][k];
+        }
+    }
+}
+
+template <bool kSplit, int kUnit, typename Vector>
+__device__ void write_rows(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
+    constexpr int kCountLog = log2_of(sizeof(Vector) / kUnit), kBatch = batch_size<Vector>(8);
+    const uint32_t lanes_log = swizzle.row_log, step = kWorkers >> lanes_log, rows = job.tile.rows;
     const uint32_t col = (worker & ((1u << lanes_log) - 1)) << kCountLog;
-    if (col >= job.cols) return;
+    if (col >= job.tile.cols) return;
+    char *base = job.dst + col * job.piece.dst_stride[kCol];
     uint32_t row = worker >> lanes_log, place = worker;
-    char *dst = job.dst + row * job.piece.dst_stride[kRow] + col * job.piece.dst_stride[kCol];
     const int64_t stride = step * job.piece.dst_stride[kRow];
+    char *dst = base + (job.tile.first_row + row) * job.piece.dst_stride[kRow];
     while (row < rows) {
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i, row += step, place += kWorkers, dst += stride)
-            if (row < rows) store(dst, tile[place ^ group_swizzle(swizzle, row >> kCountLog)]);
+        for (int i = 0; i < kBatch; ++i, row += step, place += kWorkers, dst += stride) {
+            if (row >= rows) break;
+            char *to = kSplit ? base + dst_row(job.piece, job.tile.first_row + row) : dst;
+            store(to, tile[place ^ group_swizzle(swizzle, row >> kCountLog)]);
+        }
     }
 }
 
@@ -309,7 +333,10 @@ __device__ void turn_plane(const Job &job, void *memory, int worker) {
         make_swizzle(job.piece.rows_log, job.piece.cols_log, log2_of(kUnit), log2_of(kWidth / kUnit));
     read_plane<kUnit>(job, tile, swizzle, worker);
     wait_barrier(kTurn, kWorkers);
-    write_plane<kUnit>(job, tile, swizzle, worker);
+    if (job.piece.dst_row_skip == 0)
+        write_rows<false, kUnit>(job, tile, swizzle, worker);
+    else
+        write_rows<true, kUnit>(job, tile, swizzle, worker);
 }
 
 // Vectors are wider than 8 bytes only for units of at least 4: a square of narrower units would not fit the registers.
@@ -354,19 +381,19 @@ __device__ void do_job(const Job &job, void *memory, int worker) {
 __device__ void work(const Job *jobs, void *memory) {
     for (int slot = 0;; slot ^= 1) {
         wait_barrier(kFull + slot, kThreads);
-        if (jobs[slot].kind == kStop) return;
+        if (jobs[slot].segment < 0) return;
         do_job(jobs[slot], memory, threadIdx.x);
         arrive_barrier(kDone + slot, kThreads);
     }
 }
 
-// ---- preparing and completing tiles: one warp ----
+// ---- preparing tiles: one warp ----
 
 __device__ uint32_t program_tile(const Range *ranges, int count, uint32_t ticket) {
     const uint32_t lane = threadIdx.x % kWarp;
     for (int first = 0;; first += kWarp) {
-        bool inside = first + int(lane) < count && ticket < ranges[first + lane].end;
-        uint32_t found = __ballot_sync(~0u, inside);
+        const bool inside = first + int(lane) < count && ticket < ranges[first + lane].end;
+        const uint32_t found = __ballot_sync(~0u, inside);
         if (found) return ticket + ranges[first + __ffs(found) - 1].shift;
     }
 }
@@ -376,47 +403,28 @@ __device__ void aim(Job &job, char *const *bases, uint32_t t) {
     const Piece &piece = job.piece;
     const char *src = bases[piece.src_base];
     char *dst = bases[piece.dst_base];
-    uint32_t bits = piece.align | uint32_t(uintptr_t(src) & 15) | uint32_t(uintptr_t(dst) & 15);
+    const uint32_t bits = piece.align | uint32_t(uintptr_t(src) & 15) | uint32_t(uintptr_t(dst) & 15);
     job.width = uint8_t(bits & (0u - bits));
     job.kind = piece.kind;
+    job.segment = piece.segment;
     if (piece.kind == kPlane) {
-        Tile tile = plane_tile(piece, t);
-        job.src = src + tile.src_offset;
-        job.dst = dst + tile.dst_offset;
-        job.rows = uint32_t(tile.rows);
-        job.cols = uint32_t(tile.cols);
+        job.tile = plane_tile(piece, t);
+        job.src = src + job.tile.src_offset;
+        job.dst = dst + job.tile.dst_offset;
         return;
     }
-    Span span = flat_tile(piece, t);
+    const Span span = flat_tile(piece, t);
     job.src = src + piece.src_offset;
     job.dst = dst + piece.dst_offset;
     job.first = span.first;
     job.last = span.last;
     if (span.one_row && piece.contiguous) {
-        Offsets<int64_t> at = unit_offsets<int64_t>(piece, span.first);
+        const Cursor<int64_t> at = seek<int64_t>(piece, span.first);
         job.src += at.src;
         job.dst += at.dst;
         job.last = (span.last - span.first) << piece.unit_log;
         job.kind = kLine;
     }
-}
-
-// Prepare the job of a ticket and return its segment, -1 where no tile is left.
-template <typename Arguments>
-__device__ int prepare(const Arguments &launch, Job &job, uint32_t ticket) {
-    const uint32_t lane = threadIdx.x % kWarp;
-    if (ticket >= launch.tiles) {
-        if (lane == 0) job.kind = kStop;
-        return -1;
-    }
-    const uint32_t tile = program_tile(launch.ranges, launch.range_count, ticket);
-    const uint32_t *words =
-        reinterpret_cast<const uint32_t *>(launch.tables.pieces + launch.tables.piece_of_tile[tile]);
-    for (uint32_t i = lane; i < sizeof(Piece) / sizeof(uint32_t); i += kWarp)
-        reinterpret_cast<uint32_t *>(&job.piece)[i] = words[i];
-    __syncwarp();
-    if (lane == 0) aim(job, launch.bases, tile - job.piece.first_tile);
-    return job.piece.segment;
 }
 
 // Ask for a ticket. The answer, in lane 0, takes about a microsecond: it is first looked at a tile later.
@@ -438,42 +446,71 @@ __device__ void leave(const Arguments &launch) {
     tickets->blocks_left = 0;
 }
 
-// Count tiles of a segment whose stores this warp has seen complete by a barrier; raise the flag with the last one.
+// Prepare the job of a ticket; false where no tile is left. `guess` is a piece that the block may need next: the stream
+// of data drives the tables out of the second-level cache, so they are called back a tile ahead.
 template <typename Arguments>
-__device__ void complete(const Arguments &launch, int index, uint32_t tiles) {
-    if (threadIdx.x % kWarp != 0) return;
-    Segment &segment = launch.tables.segments[index];
-    const int32_t base = segment.flag_base;
-    if (base < 0) return;
-    const uint32_t of = segment.tiles;
-    const int64_t offset = segment.flag_offset;
-    const unsigned long long done = count_release(&segment.done, tiles) + tiles;
-    const unsigned long long runs = of == 1 ? done : done / of;
-    if (runs * of != done) return;
-    raise_flag(launch.bases[base] + offset, runs);
+__device__ bool prepare(const Arguments &launch, Job &job, uint32_t ticket, uint32_t &guess) {
+    const uint32_t lane = threadIdx.x % kWarp;
+    if (ticket >= launch.tiles) {
+        if (lane == 0) job.segment = -1;
+        return false;
+    }
+    const Tables &tables = launch.tables;
+    const uint32_t tile = program_tile(launch.ranges, launch.range_count, ticket);
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(tables.pieces + tables.piece_of_tile[tile]);
+    const char *next = reinterpret_cast<const char *>(tables.pieces + guess) + lane * 32;
+    if (lane * 32 < sizeof(Piece)) asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(next)));
+    guess = tables.piece_of_tile[min(tile + gridDim.x, tables.tiles - 1)];
+    for (uint32_t i = lane; i < sizeof(Piece) / sizeof(uint32_t); i += kWarp)
+        reinterpret_cast<uint32_t *>(&job.piece)[i] = words[i];
+    __syncwarp();
+    if (lane == 0) aim(job, launch.bases, tile - job.piece.first_tile);
+    return true;
 }
 
 template <typename Arguments>
-__device__ void direct(const Arguments &launch, Job *jobs) {
-    uint32_t ahead = draw(launch);
-    int segment = prepare(launch, jobs[0], blockIdx.x);
+__device__ void prepare_tiles(const Arguments &launch, Job *jobs) {
+    uint32_t ahead = draw(launch), guess = 0;
+    bool more = prepare(launch, jobs[0], blockIdx.x, guess);
     arrive_barrier(kFull, kThreads);
-    uint32_t tiles = 0;
-    for (int slot = 0; segment >= 0; slot ^= 1) {
+    for (int slot = 0; more; slot ^= 1) {
         // The workers are busy with jobs[slot]; jobs[slot ^ 1] is done.
         const uint32_t ticket = __shfl_sync(~0u, ahead, 0);
         if (ticket < launch.tiles) ahead = draw(launch);
-        const int next = prepare(launch, jobs[slot ^ 1], ticket);
+        more = prepare(launch, jobs[slot ^ 1], ticket, guess);
         arrive_barrier(kFull + (slot ^ 1), kThreads);
         wait_barrier(kDone + slot, kThreads);
-        ++tiles;
-        if (next != segment) {
-            complete(launch, segment, tiles);
-            tiles = 0;
-        }
-        segment = next;
     }
     leave(launch);
+}
+
+// ---- completing tiles: one warp ----
+
+// Count tiles whose stores this warp has seen complete by a barrier; raise the flag with the last one of a run.
+__device__ void complete(Segment &segment, uint32_t tiles, char *flag) {
+    const uint32_t of = segment.tiles;
+    const unsigned long long done = count_release(&segment.done, tiles) + tiles;
+    const unsigned long long runs = of == 1 ? done : done / of;
+    if (runs * of == done) raise_flag(flag, runs);
+}
+
+template <typename Arguments>
+__device__ void complete_tiles(const Arguments &launch, const Job *jobs) {
+    uint32_t tiles = 0;
+    for (int slot = 0;; slot ^= 1) {
+        wait_barrier(kFull + slot, kThreads);
+        const int index = jobs[slot].segment;
+        if (index < 0) return;
+        Segment &segment = launch.tables.segments[index];
+        const int32_t base = segment.flag_base;
+        char *flag = base < 0 ? nullptr : launch.bases[base] + segment.flag_offset;
+        wait_barrier(kDone + slot, kThreads);
+        ++tiles;
+        // The next job was prepared before the warp that prepares came to this barrier.
+        if (jobs[slot ^ 1].segment == index) continue;
+        if (flag && threadIdx.x % kWarp == 0) complete(segment, tiles, flag);
+        tiles = 0;
+    }
 }
 
 template <typename Arguments>
@@ -483,8 +520,10 @@ __global__ void __launch_bounds__(kThreads, CUDECOMP_BLOCKS_PER_SM)
     __shared__ uint4 memory[kTileBytes / sizeof(uint4)];
     if (threadIdx.x < kWorkers)
         work(jobs, memory);
+    else if (threadIdx.x < kWorkers + kWarp)
+        prepare_tiles(launch, jobs);
     else
-        direct(launch, jobs);
+        complete_tiles(launch, jobs);
 }
 
 // ---- host ----
@@ -564,6 +603,7 @@ cudaError_t upload(const Draft &draft, cudecomp_program &program) {
     program.tables.tickets = reinterpret_cast<Tickets *>(at + segments);
     program.tables.pieces = reinterpret_cast<const Piece *>(at + segments + 128);
     program.tables.piece_of_tile = reinterpret_cast<const uint32_t *>(at + segments + 128 + pieces);
+    program.tables.tiles = uint32_t(draft.piece_of_tile.size());
     const struct {
         const void *from;
         size_t bytes;

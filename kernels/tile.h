@@ -108,7 +108,9 @@ CUDECOMP_HD inline Tile tile_at(const Walk &walk, int64_t t) {
 constexpr int kTileBytesLog = 14;         // a tile moves at most 16 KiB: a unit of work, of order and of completion
 constexpr int64_t kPieceBytes = 1 << 30;  // a piece has at most these bytes, so that its unit numbers fit dividers
 constexpr int kEdgeLog = 8;               // the longest edge of a permuted tile has 2^8 units
-constexpr int64_t kThin = 8;              // a permuted plane with a shorter edge is walked in flat order instead
+constexpr int kRowBytesLog = 8;           // what a permuted tile reads in one run, where the plane allows it
+constexpr int64_t kThin = 3;              // a permuted plane with a shorter edge is walked in flat order instead
+constexpr int64_t kShort = 64;            // a shorter edge of a plane takes an outer dimension in, where it can
 
 // Division by a constant with one multiplication; exact for numerators below 2^31.
 struct Divider {
@@ -139,12 +141,16 @@ enum PieceKind : uint8_t {
     kPlane  // permuted: a tile is a rectangle of the plane, turned in shared memory
 };
 
-// Dimensions as in Walk: (outer, outer, row, column).
+// Dimensions as in Walk: (outer, outer, row, column). Rows of a plane may number two dimensions that are one in the
+// source: row r lies in the destination at r * stride + (r / row_split) * dst_row_skip. Likewise columns may number two
+// dimensions that are one in the destination.
 struct Piece {
     int64_t src_stride[CUDECOMP_DIMS];
     int64_t dst_stride[CUDECOMP_DIMS];
     int64_t src_offset;
     int64_t dst_offset;
+    int64_t src_col_skip;
+    int64_t dst_row_skip;
     uint32_t units;
     uint32_t tiles;       // at least one, also where there is nothing to copy: a tile completes a segment
     uint32_t first_tile;  // in the program
@@ -153,7 +159,9 @@ struct Piece {
     int32_t dst_base;
     uint32_t align;    // every vector access is aligned to the lowest bit set here and in the two bases
     Divider split[3];  // kFlat: by extents 1, 2, 3; kPlane: by extent 1 and the number of row and column tiles
-    uint32_t rows;     // extent of the plane
+    Divider row_split;
+    Divider col_split;
+    uint32_t rows;  // extent of the plane
     uint32_t cols;
     PieceKind kind;
     uint8_t unit_log;
@@ -187,22 +195,41 @@ inline cudecomp_box collapse(const cudecomp_box &box) {
     return out;
 }
 
-// Edges of a permuted tile: square in bytes where the plane allows it, else the short side of the plane is one edge and
-// the other one takes what the tile has left.
-inline void shape_plane(Piece &piece, int64_t rows, int64_t cols) {
+// Edges of a permuted tile: 256 bytes along the rows and what is left along the columns where the plane allows it, else
+// the short side of the plane is one edge and the other one takes what the tile has left.
+inline void shape_plane(Piece &piece) {
     int area = kTileBytesLog - piece.unit_log;
-    auto edge = [](int64_t extent, int most) {
-        int log = log2_ceil(uint64_t(extent));
+    auto edge = [](uint32_t extent, int most) {
+        int log = log2_ceil(extent);
         most = most < kEdgeLog ? most : kEdgeLog;
         return uint8_t(log < 3 ? 3 : log < most ? log : most);
     };
-    piece.rows_log = edge(rows, area / 2);
-    piece.cols_log = edge(cols, area - piece.rows_log);
-    piece.rows_log = edge(rows, area - piece.cols_log);
-    uint32_t row_tiles = uint32_t((rows - 1) >> piece.rows_log) + 1,
-             col_tiles = uint32_t((cols - 1) >> piece.cols_log) + 1;
-    piece.split[1] = make_divider(row_tiles);
-    piece.split[2] = make_divider(col_tiles);
+    int row_log = kRowBytesLog - piece.unit_log;
+    piece.rows_log = edge(piece.rows, row_log < area / 2 ? row_log : area / 2);
+    piece.cols_log = edge(piece.cols, area - piece.rows_log);
+    piece.rows_log = edge(piece.rows, area - piece.cols_log);
+    piece.split[1] = make_divider(((piece.rows - 1) >> piece.rows_log) + 1);
+    piece.split[2] = make_divider(((piece.cols - 1) >> piece.cols_log) + 1);
+}
+
+// Let a short edge `d` of a plane take in an outer dimension that is one with it in the layout of `stride`, the layout
+// that is contiguous along `d`. Return the stride of that dimension in the other layout and the number of units before
+// it is stepped along; 0 where there is none.
+struct Absorbed {
+    int64_t stride;
+    int64_t every;
+};
+
+inline Absorbed absorb(Walk &walk, int d, const int64_t *stride, const int64_t *other) {
+    for (int outer = 1; outer >= 0 && walk.extent[d] < kShort; --outer) {
+        if (walk.extent[outer] == 1 || stride[outer] != walk.extent[d] * stride[d]) continue;
+        Absorbed absorbed = {other[outer], walk.extent[d]};
+        walk.extent[d] *= walk.extent[outer];
+        walk.extent[outer] = 1;
+        walk.src_stride[outer] = walk.dst_stride[outer] = 0;
+        return absorbed;
+    }
+    return {0, 0};
 }
 
 // Bits that bound the alignment of vector accesses along the fastest dimensions: all offsets at which one may begin,
@@ -230,35 +257,61 @@ inline void flatten_thin(Walk &walk) {
     swap(walk.extent), swap(walk.src_stride), swap(walk.dst_stride);
 }
 
+// Whether byte offsets of all units fit 32 bits.
+inline bool is_narrow(const Walk &walk) {
+    int64_t last = 0, limit = int64_t(1) << 32;
+    for (int d = 0; d < CUDECOMP_DIMS; ++d) {
+        int64_t src = walk.src_stride[d], dst = walk.dst_stride[d];
+        if (src < 0 || dst < 0 || src >= limit || dst >= limit) return false;
+        last += (walk.extent[d] - 1) * (src > dst ? src : dst);
+    }
+    return last < limit;
+}
+
+inline void make_plane(Piece &piece, Walk &walk, int unit) {
+    Absorbed col = absorb(walk, kCol, walk.dst_stride, walk.src_stride);
+    Absorbed row = absorb(walk, kRow, walk.src_stride, walk.dst_stride);
+    piece.src_col_skip = col.every ? col.stride - col.every * walk.src_stride[kCol] : 0;
+    piece.dst_row_skip = row.every ? row.stride - row.every * walk.dst_stride[kRow] : 0;
+    piece.col_split = make_divider(col.every ? uint32_t(col.every) : 1);
+    piece.row_split = make_divider(row.every ? uint32_t(row.every) : 1);
+    piece.rows = uint32_t(walk.extent[kRow]), piece.cols = uint32_t(walk.extent[kCol]);
+    piece.contiguous = walk.src_stride[kRow] == unit && walk.dst_stride[kCol] == unit;
+    piece.align = alignment(walk, unit, true) | uint32_t((col.stride | row.stride) & 15);
+    piece.split[0] = make_divider(uint32_t(walk.extent[1]));
+    shape_plane(piece);
+    piece.tiles = uint32_t(walk.extent[0] * walk.extent[1]) * piece.split[1].value * piece.split[2].value;
+}
+
+inline void make_flat(Piece &piece, const Walk &walk, int unit) {
+    piece.contiguous = walk.src_stride[kCol] == unit && walk.dst_stride[kCol] == unit;
+    piece.align = alignment(walk, unit, false);
+    piece.narrow = is_narrow(walk);
+    for (int d = 1; d < CUDECOMP_DIMS; ++d) piece.split[d - 1] = make_divider(uint32_t(walk.extent[d]));
+    piece.tiles = ((piece.units - 1) >> (kTileBytesLog - piece.unit_log)) + 1;
+}
+
 // A collapsed box of at most kPieceBytes.
 inline Piece make_piece(const cudecomp_box &box) {
     Walk walk = walk_box(box);
     Piece piece{};
     piece.segment = box.segment, piece.src_base = box.src_base, piece.dst_base = box.dst_base;
+    piece.src_offset = box.src_offset, piece.dst_offset = box.dst_offset;
     piece.unit_log = uint8_t(log2_ceil(uint64_t(box.unit)));
-    bool plane = walk.permuted && walk.extent[kRow] >= kThin && walk.extent[kCol] >= kThin;
-    if (walk.permuted && !plane) flatten_thin(walk);
-    piece.kind = plane ? kPlane : kFlat;
-    int64_t last = 0, units = 1;
-    bool narrow = true;
-    for (int d = 0; d < CUDECOMP_DIMS; ++d) {
-        piece.src_stride[d] = walk.src_stride[d], piece.dst_stride[d] = walk.dst_stride[d];
-        int64_t wider = walk.src_stride[d] > walk.dst_stride[d] ? walk.src_stride[d] : walk.dst_stride[d];
-        narrow = narrow && walk.src_stride[d] >= 0 && walk.dst_stride[d] >= 0 && wider < int64_t(1) << 32;
-        last += narrow ? (walk.extent[d] - 1) * wider : 0;
-        units *= walk.extent[d];
+    piece.units = uint32_t(box.extent[0] * box.extent[1] * box.extent[2] * box.extent[3]);
+    if (walk.permuted) {
+        Walk plane = walk;
+        make_plane(piece, plane, box.unit);
+        piece.kind = piece.rows >= kThin && piece.cols >= kThin ? kPlane : kFlat;
+        if (piece.kind == kPlane)
+            walk = plane;
+        else
+            flatten_thin(walk);
     }
-    piece.narrow = narrow && last < int64_t(1) << 32;
-    piece.contiguous = walk.src_stride[plane ? kRow : kCol] == box.unit && walk.dst_stride[kCol] == box.unit;
-    piece.align = piece.contiguous ? alignment(walk, box.unit, plane) : uint32_t(box.unit);
-    piece.src_offset = walk.src_offset, piece.dst_offset = walk.dst_offset;
-    piece.units = uint32_t(units);
-    piece.rows = uint32_t(walk.extent[kRow]), piece.cols = uint32_t(walk.extent[kCol]);
-    for (int d = 1; d < CUDECOMP_DIMS; ++d) piece.split[d - 1] = make_divider(uint32_t(walk.extent[d]));
-    if (plane) shape_plane(piece, walk.extent[kRow], walk.extent[kCol]);
-    int tile_log = kTileBytesLog - piece.unit_log;
-    piece.tiles = plane ? uint32_t(walk.extent[0] * walk.extent[1]) * piece.split[1].value * piece.split[2].value
-                        : ((piece.units - 1) >> tile_log) + 1;
+    if (piece.kind == kFlat) make_flat(piece, walk, box.unit);
+    if (!piece.contiguous) piece.align = uint32_t(box.unit);
+    for (int d = 0; d < CUDECOMP_DIMS; ++d)
+        piece.src_stride[d] = walk.src_stride[d], piece.dst_stride[d] = walk.dst_stride[d];
     return piece;
 }
 
@@ -289,25 +342,29 @@ inline Piece empty_piece(int32_t segment) {
     piece.tiles = 1;
     piece.align = 16;
     for (Divider &d : piece.split) d = make_divider(1);
+    piece.row_split = piece.col_split = make_divider(1);
     return piece;
 }
 
+// kFlat: unit number `x`, its column, and its byte offsets from the first unit of the piece. Offset is uint32_t for
+// narrow pieces.
 template <typename Offset>
-struct Offsets {
+struct Cursor {
+    uint32_t x;
+    uint32_t col;
     Offset src;
     Offset dst;
 };
 
-// kFlat: byte offsets of unit number `x` from the first unit of the piece. Offset is uint32_t for narrow pieces.
 template <typename Offset>
-CUDECOMP_HD inline Offsets<Offset> unit_offsets(const Piece &piece, uint32_t x) {
+CUDECOMP_HD inline Cursor<Offset> seek(const Piece &piece, uint32_t x) {
     uint32_t row = quotient(x, piece.split[2]);
     uint32_t col = x - row * piece.split[2].value;
     uint32_t inner = quotient(row, piece.split[1]);
     row -= inner * piece.split[1].value;
     uint32_t outer = quotient(inner, piece.split[0]);
     inner -= outer * piece.split[0].value;
-    Offsets<Offset> at;
+    Cursor<Offset> at = {x, col, 0, 0};
     at.src = Offset(col) * Offset(piece.src_stride[kCol]) + Offset(row) * Offset(piece.src_stride[kRow]) +
              Offset(inner) * Offset(piece.src_stride[1]) + Offset(outer) * Offset(piece.src_stride[0]);
     at.dst = Offset(col) * Offset(piece.dst_stride[kCol]) + Offset(row) * Offset(piece.dst_stride[kRow]) +
@@ -315,21 +372,55 @@ CUDECOMP_HD inline Offsets<Offset> unit_offsets(const Piece &piece, uint32_t x) 
     return at;
 }
 
-// kPlane: tile number `t` of the piece, with offsets from the bases.
-CUDECOMP_HD inline Tile plane_tile(const Piece &piece, uint32_t t) {
+// Go `step` units on; divide only where that leaves the row.
+template <typename Offset>
+CUDECOMP_HD inline void advance(Cursor<Offset> &at, const Piece &piece, uint32_t step) {
+    if (at.col + step >= piece.split[2].value) {
+        at = seek<Offset>(piece, at.x + step);
+        return;
+    }
+    at.x += step;
+    at.col += step;
+    at.src += Offset(step) * Offset(piece.src_stride[kCol]);
+    at.dst += Offset(step) * Offset(piece.dst_stride[kCol]);
+}
+
+// kPlane: where column `col` of the plane begins in the source, from its column 0; likewise for rows in the
+// destination.
+CUDECOMP_HD inline int64_t src_column(const Piece &piece, uint32_t col) {
+    return col * piece.src_stride[kCol] + quotient(col, piece.col_split) * piece.src_col_skip;
+}
+
+CUDECOMP_HD inline int64_t dst_row(const Piece &piece, uint32_t row) {
+    return row * piece.dst_stride[kRow] + quotient(row, piece.row_split) * piece.dst_row_skip;
+}
+
+// kPlane: one tile. The offsets, from the bases, are those of (first_row, column 0) in the source and (row 0,
+// first_col) in the destination.
+struct PlaneTile {
+    int64_t src_offset;
+    int64_t dst_offset;
+    uint32_t first_row;
+    uint32_t first_col;
+    uint32_t rows;
+    uint32_t cols;
+};
+
+CUDECOMP_HD inline PlaneTile plane_tile(const Piece &piece, uint32_t t) {
     uint32_t row = quotient(t, piece.split[2]);
-    int64_t col = int64_t(t - row * piece.split[2].value) << piece.cols_log;
+    PlaneTile tile;
+    tile.first_col = (t - row * piece.split[2].value) << piece.cols_log;
     uint32_t inner = quotient(row, piece.split[1]);
-    int64_t first_row = int64_t(row - inner * piece.split[1].value) << piece.rows_log;
+    tile.first_row = (row - inner * piece.split[1].value) << piece.rows_log;
     uint32_t outer = quotient(inner, piece.split[0]);
     inner -= outer * piece.split[0].value;
-    Tile tile;
     tile.src_offset = piece.src_offset + outer * piece.src_stride[0] + inner * piece.src_stride[1] +
-                      first_row * piece.src_stride[kRow] + col * piece.src_stride[kCol];
+                      tile.first_row * piece.src_stride[kRow];
     tile.dst_offset = piece.dst_offset + outer * piece.dst_stride[0] + inner * piece.dst_stride[1] +
-                      first_row * piece.dst_stride[kRow] + col * piece.dst_stride[kCol];
-    tile.rows = smaller(int64_t(1) << piece.rows_log, piece.rows - first_row);
-    tile.cols = smaller(int64_t(1) << piece.cols_log, piece.cols - col);
+                      tile.first_col * piece.dst_stride[kCol];
+    uint32_t rows = piece.rows - tile.first_row, cols = piece.cols - tile.first_col;
+    tile.rows = rows < 1u << piece.rows_log ? rows : 1u << piece.rows_log;
+    tile.cols = cols < 1u << piece.cols_log ? cols : 1u << piece.cols_log;
     return tile;
 }
 
@@ -374,26 +465,28 @@ CUDECOMP_HD inline Swizzle make_swizzle(int rows_log, int cols_log, int unit_log
 // What is xor-ed to the row-major places of a group of rows.
 CUDECOMP_HD inline uint32_t group_swizzle(const Swizzle &s, uint32_t group) { return (group << s.shift) & s.mask; }
 
-// Call visit(src_offset, dst_offset) for every unit that tile `t` of a piece copies, as the kernels do.
+// Call visit(src_offset, dst_offset) for every unit that tile `t` of a piece copies, with the arithmetic of the
+// kernels.
+template <typename Offset, typename Visit>
+inline void visit_flat(const Piece &piece, uint32_t t, Visit visit) {
+    Span span = flat_tile(piece, t);
+    if (span.first == span.last) return;
+    Cursor<Offset> at = seek<Offset>(piece, span.first);
+    for (;; advance(at, piece, 1)) {
+        visit(piece.src_offset + int64_t(at.src), piece.dst_offset + int64_t(at.dst));
+        if (at.x + 1 == span.last) return;
+    }
+}
+
 template <typename Visit>
 inline void visit_tile(const Piece &piece, uint32_t t, Visit visit) {
-    if (piece.kind == kPlane) {
-        Tile tile = plane_tile(piece, t);
-        for (int64_t row = 0; row < tile.rows; ++row)
-            for (int64_t col = 0; col < tile.cols; ++col)
-                visit(tile.src_offset + row * piece.src_stride[kRow] + col * piece.src_stride[kCol],
-                      tile.dst_offset + row * piece.dst_stride[kRow] + col * piece.dst_stride[kCol]);
-        return;
-    }
-    Span span = flat_tile(piece, t);
-    for (uint32_t x = span.first; x < span.last; ++x) {
-        Offsets<int64_t> at = unit_offsets<int64_t>(piece, x);
-        if (piece.narrow) {
-            Offsets<uint32_t> narrow = unit_offsets<uint32_t>(piece, x);
-            at = {narrow.src, narrow.dst};
-        }
-        visit(piece.src_offset + at.src, piece.dst_offset + at.dst);
-    }
+    if (piece.kind == kFlat && piece.narrow) return visit_flat<uint32_t>(piece, t, visit);
+    if (piece.kind == kFlat) return visit_flat<int64_t>(piece, t, visit);
+    PlaneTile tile = plane_tile(piece, t);
+    for (uint32_t row = 0; row < tile.rows; ++row)
+        for (uint32_t col = 0; col < tile.cols; ++col)
+            visit(tile.src_offset + row * piece.src_stride[kRow] + src_column(piece, tile.first_col + col),
+                  tile.dst_offset + dst_row(piece, tile.first_row + row) + col * piece.dst_stride[kCol]);
 }
 
 }  // namespace cudecomp

@@ -7,9 +7,12 @@ put them together before anything is asserted.
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import reference
 
 STAMP = 1 << 20  # between the values of one field or run and the next; small enough for int64 arithmetic
@@ -144,3 +147,11 @@ WAYS = {
     "split": _split,
     "poll": _poll,
 }
+
+
+def complaints(check: Callable[[], list[str] | None]) -> list[str]:
+    """What is wrong by `check`, its exceptions included: for steps of one rank, after which it meets the others again."""
+    try:
+        return check() or []
+    except (Exception, pytest.fail.Exception):
+        return [traceback.format_exc()]

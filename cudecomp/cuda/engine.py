@@ -36,7 +36,6 @@ class CudaEngine(Engine):
         free_abandoned()
         schedule, launch = self.schedule, self.spec.launch
         self.device = current_device()
-        self._alone = not schedule.sends and not schedule.recvs
         self._in_array = any(part.segment < 0 for part in (*schedule.sends, *schedule.recvs))
         self._messages = schedule.message_segments
         self._singles = 0 if launch == "fused" else self._messages
@@ -48,7 +47,7 @@ class CudaEngine(Engine):
 
     def _make_programs(self) -> None:
         schedule, messages = self.schedule, self._messages
-        staged = self.spec.staged and not self._alone
+        staged = self.spec.staged and not self.alone
         blocks = STAGED_BLOCKS if staged else 0
         self._flags = Flags(PinnedMemory(8 * messages), messages)
         # What stays on this rank does not cross the link: staged, it gets a program, and the whole device, of its own.
@@ -102,14 +101,14 @@ class CudaEngine(Engine):
         self._captured = is_capturing(self._caller)
         if current_device() != self.device:
             raise RuntimeError(f"{self}: device {current_device()} is current, expected {self.device}, the plan's")
-        if self._captured and not self._alone:
+        if self._captured and not self.alone:
             raise RuntimeError(
                 f"{self}: the stream is being captured, but messages by MPI are driven by the host and cannot be part "
                 "of a graph; capture the work before and after, or use Plan.capture, which records what can be"
             )
 
     def _begin(self, bound: Bound, stream: Any, record: Any) -> None:
-        if self._alone:
+        if self.alone:
             self._begin_alone(bound, record)
             return
         own = self._stream.address
@@ -184,7 +183,7 @@ class CudaEngine(Engine):
         self.unpack.run_list(self._bound.table, segments, self._stream.address)
 
     def _finish(self) -> None:
-        if not self._alone:
+        if not self.alone:
             self._unpacked.record(self._stream.address)
             self._unpacked.order(self._caller)
 

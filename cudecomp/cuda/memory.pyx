@@ -6,6 +6,7 @@ Freeing device or pinned memory waits for the whole device, kernels that wait fo
 only queue memory; it is freed by `free_abandoned`, when a plan is closed or memory is asked for.
 """
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t, uintptr_t
@@ -81,6 +82,9 @@ cdef class PinnedMemory:
     def address(self):
         """Where it starts, for the host and for devices."""
         return <uintptr_t> self.pointer
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.pointer, self.nbytes, 0, flags)
 
 
 # --- DLPack: the parts of its stable ABI that an exporter needs ---------------------------------------------------------

@@ -17,7 +17,7 @@ cdef class Stream:
 
 
 cdef class Flags:
-    cdef object memory
+    cdef readonly object memory
     cdef uint64_t *value
     cdef readonly Py_ssize_t count
     cdef readonly uint64_t epoch

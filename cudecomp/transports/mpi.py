@@ -106,7 +106,7 @@ class PointToPoint:
 
 
 class AllToAll:
-    """One collective for all messages of a group (`mpi_a2a`); ranks with no message take part as well."""
+    """One collective for all messages of a group of ranks (`mpi_a2a`)."""
 
     pipelined = False
 

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times transposes between processes against a copy of the same local bytes by all ranks; knows plans from outside.
+
+    mpiexec -n 2 python bench/transpose.py --shape 256 --dtype complex128
+
+Without options: every transpose between neighbouring axes that moves data between ranks, on every process grid, in
+default and contiguous orders, by every transport. Beside them stand Alltoallw over subarrays, and mpi4py-fft where it
+is installed. `--orders all` takes all pairs of orders; docs/performance.md explains the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from cudecomp import Exchange, Pencil, ProcessGrid, TransposePlan, Workspace
+
+# Also where PYTHONSAFEPATH keeps the folder of the program out.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import measure
+from baselines import BASELINES
+
+TRANSPORTS = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
+
+
+class Case(NamedTuple):
+    """One exchange."""
+
+    src: Pencil
+    dst: Pencil
+
+    @property
+    def name(self) -> str:
+        """Grid, axes and orders in short."""
+        src, dst = self.src, self.dst
+        grid = "x".join(map(str, src.grid.shape))
+        return f"{grid} {src.axis}-{dst.axis} {measure.digits(src.order)}-{measure.digits(dst.order)}"
+
+
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--shape", type=int, nargs="+", default=[256], help="global shape; one number is a cube")
+    add("--grid", type=int, nargs="+", action="append", help="process grid; may be repeated (default: all of them)")
+    add("--axes", nargs="+", help="transposes, as in 0:1 1:2 0:2 (default: all between neighbours)")
+    add("--orders", nargs="+", default=["default", "contiguous"],
+        help="default, contiguous, all, or pairs as in 012:201")  # fmt: skip
+    add("--dtype", default="complex128")
+    add("--halo", type=int, default=0)
+    add("--fields", type=int, default=1)
+    add("--inplace", action="store_true")
+    add("--transports", nargs="+", default=list(TRANSPORTS))
+    add("--baselines", nargs="*", default=list(BASELINES), help=f"of {', '.join(BASELINES)}; none for none")
+    measure.add_options(parser)
+    return parser.parse_args()
+
+
+def cases(options: argparse.Namespace, size: int) -> Iterator[Case]:
+    """Yield the exchanges asked for, without those in which no rank needs another one."""
+    shape = tuple(options.shape * 3 if len(options.shape) == 1 else options.shape)
+    ndim = len(shape)
+    grids = options.grid or [g for g in itertools.product(range(1, size + 1), repeat=ndim - 1) if prod(g) == size]
+    if options.axes:
+        pairs = [tuple(map(int, pair.split(":"))) for pair in options.axes]
+    else:
+        steps = [(axis, axis + 1) for axis in range(ndim - 1)]
+        pairs = steps + [(b, a) for a, b in reversed(steps)]
+    for grid, (a, b) in itertools.product(grids, pairs):
+        for orders in order_pairs(options.orders, ndim):
+            src, dst = (
+                Pencil(shape, ProcessGrid(tuple(grid), size), axis, order=order, halo=options.halo)
+                for axis, order in zip((a, b), orders, strict=True)
+            )
+            if size == 1 or any(message.peer != 0 for message in Exchange(src, dst, 0).sends):
+                yield Case(src, dst)
+
+
+def order_pairs(names: list[str], ndim: int) -> Iterator[tuple[Any, Any]]:
+    """Yield the pairs of orders behind the names."""
+    for name in names:
+        if name == "all":
+            yield from itertools.product(itertools.permutations(range(ndim)), repeat=2)
+        elif name in ("default", "contiguous"):
+            yield (None, None) if name == "default" else (name, name)
+        else:
+            yield tuple(tuple(map(int, order)) for order in name.split(":"))
+
+
+def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, workspace: Workspace) -> dict[str, Any]:
+    """Time one exchange by all transports and baselines; collective."""
+    dtype = np.dtype(options.dtype)
+    with ExitStack() as stack:
+        keywords = {"fields": options.fields, "inplace": options.inplace, "workspace": workspace}
+        plans = {
+            name: stack.enter_context(TransposePlan(*case, dtype, comm, device=device.name, backend=name, **keywords))
+            for name in options.transports
+        }
+        plan = next(iter(plans.values()))
+        src = plan.empty_src()
+        arrays = (src,) if options.inplace else (src, plan.empty_dst())
+        for array in arrays:
+            device.touch(array)
+        copy_from = device.empty(prod(case.src.shape(comm.rank)) * dtype.itemsize * options.fields)
+        copy_to = device.empty(copy_from.nbytes)
+        actions = {"copy": lambda: device.copy(copy_to, copy_from)}
+        # Eager calls on bound arrays: what a solver's loop does.
+        actions |= {name: plan.bind(*arrays).run for name, plan in plans.items()}
+        for name in baselines_of(case, options):
+            baseline = BASELINES[name](*case, dtype, comm, *arrays)
+            stack.callback(baseline.close)
+            actions[name] = baseline.run
+        times = measure.rounds(device, MpiRanks(comm), actions, options.seconds)
+    return {
+        "case": case.name,
+        "grid": case.src.grid.shape,
+        "axes": (case.src.axis, case.dst.axis),
+        "orders": (case.src.order, case.dst.order),
+        "seconds": measure.statistics_of(times),
+    }
+
+
+def baselines_of(case: Case, options: argparse.Namespace) -> list[str]:
+    """Return the baselines that can do this."""
+    if options.inplace or options.fields > 1 or options.device != "host":
+        return []
+    return [name for name in options.baselines if BASELINES[name].can(*case)]
+
+
+class MpiRanks:
+    """A communicator as `measure` uses it."""
+
+    def __init__(self, comm: MPI.Intracomm):
+        self.rank, self.size = comm.rank, comm.size
+        self.barrier, self.allgather = comm.barrier, comm.allgather
+
+
+def row(result: dict[str, Any], names: list[str], statistic: str) -> list[str]:
+    """Return a line of the table."""
+    seconds = result["seconds"]
+    ratio = measure.ratios(seconds, statistic)
+    return [
+        result["case"],
+        f"{1e3 * seconds['copy'][statistic]:.2f}",
+        *(f"{ratio[name]:.2f}" if name in ratio else "" for name in names),
+    ]
+
+
+def report(results: list[dict[str, Any]], options: argparse.Namespace, device: Any, comm: MPI.Intracomm) -> None:
+    """Print the table and write the file."""
+    names = [*options.transports, *(n for n in options.baselines if any(n in r["seconds"] for r in results))]
+    print(f"{options.dtype}, shape {options.shape}, {comm.size} ranks on {device.description()}. Copy in milliseconds,")
+    print(f"transposes as multiples of it; {options.statistic} over the rounds, of the slowest rank each.\n")
+    rows = [row(result, names, options.statistic) for result in results]
+    print(measure.table(["grid, axes, orders", "copy", *names], rows))
+    if options.json:
+        library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+        measure.record(options.json, device, {**vars(options), "ranks": comm.size}, results, mpi=library)
+
+
+def main() -> None:
+    """Measure, print and record."""
+    options, comm = arguments(), MPI.COMM_WORLD
+    device = measure.DEVICES[options.device]()
+    workspace = Workspace(comm, device.name)
+    results = []
+    for case in cases(options, comm.size):
+        if comm.rank == 0:
+            measure.progress(f"{len(results)} measured, now {case.name}")
+        results.append(measured(case, options, device, comm, workspace))
+    if comm.rank == 0:
+        measure.progress("")
+        if results:
+            report(results, options, device, comm)
+        else:
+            print("no exchange to measure: no rank needs data of another one")
+
+
+if __name__ == "__main__":
+    main()
