@@ -367,6 +367,11 @@ class Engine:
             raise RuntimeError(f"{self}: an operation of this plan is pending; wait for it first")
 
     @property
+    def capturable(self) -> bool:
+        """Whether a capture holds the whole operation."""
+        return False
+
+    @property
     def pending(self) -> bool:
         """Whether an operation was started and is not complete."""
         return self._running

@@ -53,7 +53,7 @@ cdef class Plan:
 
     @property
     def device(self):
-        """Where the arrays lie: "host"."""
+        """Where the arrays lie: "host" or "cuda"."""
         return self._engine.spec.device
 
     @property
@@ -63,7 +63,7 @@ cdef class Plan:
 
     @property
     def launch(self):
-        """How device work is launched: "fused" or "per_peer"; without effect on the host device."""
+        """How device work is launched: "fused", "per_peer" or "per_peer_events"; without effect on the host device."""
         return self._engine.spec.launch
 
     @property
@@ -78,8 +78,11 @@ cdef class Plan:
 
     @property
     def capturable(self):
-        """Whether a capture holds the whole operation; False on the host device, where MPI is driven by the host."""
-        return False
+        """Whether a capture holds the whole operation (bool).
+
+        False where MPI carries messages, since the host drives it: a capture is then the pack sequence.
+        """
+        return self._engine.capturable
 
     @property
     def workspace_bytes(self):
@@ -110,8 +113,9 @@ cdef class Plan:
             In memory order: of the `memory_shape` of the plan's pencils for this rank, or flat with at least `size`
             items, contiguous, of exactly the plan's dtype. With several fields, one array with a leading axis, or a
             sequence of arrays. A plan in place takes one buffer and no `dst`.
-        stream : None
-            Must be None on the host device.
+        stream : stream or int, optional
+            A stream of cuda.core, CuPy or PyTorch, or the address of a cudaStream_t. None: the stream that `dst` says
+            it is in use on, else the legacy default stream. On the host device it must be None.
 
         Raises
         ------
@@ -126,9 +130,13 @@ cdef class Plan:
 
         Notes
         -----
-        Not collective beyond the messages; blocking on the host device. Errors in arguments are local and raised
-        before anything is sent; with `check=True` they are agreed on and all ranks raise the same (collective).
-        Halo and padding cells of `dst` are left as they were.
+        Not collective beyond the messages. On the host device it blocks until `dst` is complete. On a GPU it is ordered
+        after earlier work on the stream, and on the streams that the arrays export; when it returns, later work on the
+        stream sees `dst` and may overwrite `src`. MPI transports block the host until all messages have passed, without
+        the GIL; where no other rank takes part nothing is waited for.
+
+        Errors in arguments are local and raised before anything is launched or sent; with `check=True` they are agreed
+        on and all ranks raise the same (collective). Halo and padding cells of `dst` are left as they were.
         """
         cdef Call call = self._bind(src, dst, self._engine_open().spec.check)
         call._bound.run(stream)
@@ -143,7 +151,8 @@ cdef class Plan:
     def capture(self, src, dst=None):
         """Return a Call whose work is recorded now, for `Call.replay` and `Plan.replay`.
 
-        On the host device the record is the checked list of copies and messages. Local. Arguments and errors as for
+        On a GPU the pack sequence becomes a CUDA graph, which `replay` launches as one unit. On the host device the
+        record is the checked list of copies and messages. Local. Arguments and errors as for
         `run`. The call is kept by the plan until another capture takes its place.
         """
         cdef Call call = self.bind(src, dst)
@@ -244,8 +253,9 @@ class TransposePlan(Plan):
         Where arrays lie.
     backend : str
         The transport: "mpi_p2p", "mpi_p2p_pl" (pipelined), "mpi_a2a", "local" (one process), or "auto".
-    launch : {"fused", "per_peer"}
-        How device work is launched; without effect on the host device.
+    launch : {"fused", "per_peer", "per_peer_events"}
+        How a GPU packs: "fused" is one kernel that raises a flag per message; "per_peer" a launch per message, each with
+        its flag; "per_peer_events" a launch and an event per message. Without effect on the host device.
     graphs : bool, optional
         Whether `run` captures and replays by itself on a GPU; None asks CUDECOMP_ENABLE_CUDA_GRAPHS.
     fields : int, optional

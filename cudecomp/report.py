@@ -52,9 +52,25 @@ def explain(spec: Spec, schedule: Schedule, rank: int, most: int = 16) -> str:
         f"from {pencil_text(spec.src, rank)}",
         f"to   {pencil_text(spec.dst, rank)}",
         f"transport {spec.choice.name}: {spec.choice.why}",
+        *launch_lines(spec),
         *schedule_lines(schedule, itemsize, most),
     ]
     return "\n".join(lines)
+
+
+LAUNCHES = {
+    "fused": "one kernel packs all messages in order and raises a flag per message",
+    "per_peer": "a kernel per message, each of which raises its flag",
+    "per_peer_events": "a kernel and an event per message",
+}
+
+
+def launch_lines(spec: Spec) -> list[str]:
+    """Return a line on how a GPU packs; none on the host device."""
+    if spec.device == "host":
+        return []
+    graphs = "captured once per set of arrays and replayed as a CUDA graph" if spec.graphs else "launched directly"
+    return [f"launch {spec.launch}: {LAUNCHES[spec.launch]}; {graphs}"]
 
 
 def schedule_lines(schedule: Schedule, itemsize: int, most: int = 16) -> list[str]:

@@ -53,11 +53,16 @@ class Workspace:
         self._memory: dict[str, Any] = {}
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
         self._holder: Any = None
+        self.last_use: Any = None  # on a GPU: an event after the last operation in this memory
 
     @property
     def nbytes(self) -> int:
         """The bytes this rank holds now, of all kinds of memory."""
         return sum(memory.nbytes for memory in self._memory.values())
+
+    def memory(self, kind: str) -> Any:
+        """Return the owner of the memory of a kind."""
+        return self._memory[kind]
 
     def address(self, kind: str) -> int:
         """Return where the memory of a kind starts; it moves when a plan that needs more is built."""

@@ -275,19 +275,21 @@ CUDECOMP_INLINE void shuffle(Vector &made, const Vector &a, const Vector &b, con
 
 // n x n items in n vectors. Zipping vector i with vector i + n / 2, log2(n) times, transposes them. A macro, since GCC
 // lowers vector operations for the target of the function that they are written in, before it inlines that function.
+// Loads are spelled out, since GCC 12 turns a memcpy into a vector of bytes into a load that must be aligned.
 #define CUDECOMP_BLOCK(NAME, BYTES, TARGET)                                                                       \
     template <class Item>                                                                                         \
     struct NAME {                                                                                                 \
         static constexpr int64_t item = sizeof(Item);                                                             \
         static constexpr int n = BYTES / sizeof(Item);                                                            \
         typedef Item Vector __attribute__((vector_size(BYTES)));                                                  \
+        typedef Item Unaligned __attribute__((vector_size(BYTES), aligned(1), may_alias));                        \
                                                                                                                   \
         TARGET static inline void transpose(char *dst, int64_t dst_stride, const char *src, int64_t src_stride) { \
             Vector from[n], to[n], lower, upper;                                                                  \
             for (int i = 0; i < n; ++i) {                                                                         \
                 lower[i] = static_cast<Item>(i / 2 + i % 2 * n);                                                  \
                 upper[i] = static_cast<Item>(lower[i] + n / 2);                                                   \
-                std::memcpy(&from[i], src + i * src_stride, BYTES);                                               \
+                from[i] = *reinterpret_cast<const Unaligned *>(src + i * src_stride);                             \
             }                                                                                                     \
             for (int round = 1; round < n; round *= 2) {                                                          \
                 for (int i = 0; i < n / 2; ++i) {                                                                 \
@@ -296,7 +298,7 @@ CUDECOMP_INLINE void shuffle(Vector &made, const Vector &a, const Vector &b, con
                 }                                                                                                 \
                 std::memcpy(from, to, sizeof from);                                                               \
             }                                                                                                     \
-            for (int i = 0; i < n; ++i) std::memcpy(dst + i * dst_stride, &from[i], BYTES);                       \
+            for (int i = 0; i < n; ++i) *reinterpret_cast<Unaligned *>(dst + i * dst_stride) = from[i];           \
         }                                                                                                         \
     };
 

@@ -40,7 +40,8 @@ class CudaEngine(Engine):
         self._messages = schedule.message_segments
         self._singles = 0 if launch == "fused" else self._messages
         self._events = [Event() for _ in range(self._messages)] if launch == "per_peer_events" else []
-        self._stream, self._ready, self._unpacked = Stream(), Event(), Event()
+        self._stream, self._ready, self._complete = Stream(), Event(), Event()
+        self._kept = False
         self._graphs = GraphCache(CACHED_GRAPHS)
         self._done = self._polls = 0
         self._make_programs()
@@ -62,6 +63,11 @@ class CudaEngine(Engine):
     def view(self, array: Any, what: str) -> ArrayView:
         """Describe an array in the memory of the plan's device."""
         return device_view(array, what, self.device)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a capture holds the whole operation: MPI is driven by the host."""
+        return self.alone
 
     # --- graphs -------------------------------------------------------------------------------------------------
 
@@ -115,7 +121,7 @@ class CudaEngine(Engine):
         self._ready.record(self._caller)
         self._ready.order(own)
         self._join(bound, own)
-        self._unpacked.synchronize()  # the last run's unpack may still read where messages will arrive
+        self._wait_for_workspace()
         if self._in_array:
             self._ready.synchronize()  # MPI knows no streams: what it reads and writes must be ready now
         self._mover.post(bound.table)
@@ -129,15 +135,27 @@ class CudaEngine(Engine):
 
     def _begin_alone(self, bound: Bound, record: Any) -> None:
         """No other rank takes part: everything goes onto the caller's stream, and nothing is waited for."""
-        if not self._captured:
-            self._join(bound, self._caller)
         if self._captured:
-            _in_callers_graphs.append((self.pack, self.unpack))
-        self._launch(bound, None if self._captured else record, self._caller)
-        if self.local is not None:
-            self.local.run(bound.table, stream=self._caller)
+            record = None
+            self._keep_for_callers_graph()
+        else:
+            self._join(bound, self._caller)
+            for event in {self._complete, self.workspace.last_use}:
+                if event is not None:
+                    event.order(self._caller)  # program and workspace serve one run at a time, whatever the streams
+        self._launch(bound, record, self._caller)
         if self.spec.inplace:
             self.unpack.run(bound.table, stream=self._caller)
+
+    def _wait_for_workspace(self) -> None:
+        """Block until the last unpack from the workspace is done: what it reads is where messages will arrive."""
+        if self.workspace.last_use is not None:
+            self.workspace.last_use.synchronize()
+
+    def _keep_for_callers_graph(self) -> None:
+        if not self._kept:
+            _in_callers_graphs.append((self.pack, self.unpack, self._flags, self.workspace.memory(self.spec.memory)))
+            self._kept = True
 
     def _join(self, bound: Bound, stream: int) -> None:
         """Order a stream after the streams that the arrays say they are in use on."""
@@ -183,9 +201,14 @@ class CudaEngine(Engine):
         self.unpack.run_list(self._bound.table, segments, self._stream.address)
 
     def _finish(self) -> None:
-        if not self.alone:
-            self._unpacked.record(self._stream.address)
-            self._unpacked.order(self._caller)
+        if self._captured:
+            return
+        if self.alone:
+            self._complete.record(self._caller)
+        else:
+            self._complete.record(self._stream.address)
+            self._complete.order(self._caller)
+        self.workspace.last_use = self._complete
 
     def _release(self) -> None:
         self.forget()

@@ -217,12 +217,14 @@ def test_memory_stays_flat_over_many_runs(comm, verdict, backend):
                 call.run()
             plan.run(trial.src, trial.dst)
         tracemalloc.start()
+        gc.collect()  # empties the interpreter's lists of free objects as well
         before, pages = tracemalloc.get_traced_memory()[0], resident()
         for _ in range(runs // 4):
             for call in calls:
                 call.run()
             plan.run(trial.src, trial.dst)
             back.run(trial.dst, trial.src)
+        gc.collect()
         grown, more = tracemalloc.get_traced_memory()[0] - before, resident() - pages
         tracemalloc.stop()
         if grown > 20_000:

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules carried out with NumPy for all ranks in one process, with messages moved by hand, against the reference."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import reference
+from exercise import filled, interior
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
+from strategies import pairs
+
+from cudecomp import Exchange, Pencil, ProcessGrid
+from cudecomp.schedule import ALIGNMENT, Schedule, aligned, exchange_circle, is_contiguous, packed_strides, same_layout
+
+FEW = settings(deadline=None, max_examples=150)
+ITEMSIZES = (1, 2, 3, 8, 12, 16, 24)
+
+
+@st.composite
+def options(draw):
+    """The options of Schedule, item size included."""
+    return {
+        "itemsize": draw(st.sampled_from(ITEMSIZES)),
+        "fields": draw(st.integers(1, 3)),
+        "inplace": draw(st.booleans()),
+        "zero_copy": draw(st.booleans()),
+        "uniform": draw(st.booleans()),
+    }
+
+
+def schedules(src, dst, **some):
+    return [Schedule(Exchange(src, dst, rank), **some) for rank in range(src.grid.size)]
+
+
+class Player:
+    """One rank: its bases as flat arrays, and its programs."""
+
+    def __init__(self, schedule):
+        self.schedule, exchange = schedule, schedule.exchange
+        src, dst, rank, fields = exchange.src, exchange.dst, exchange.rank, range(schedule.fields)
+        dtype = np.dtype(f"V{schedule.itemsize}")
+        self.sources = [filled(src, rank, dtype, field).reshape(-1) for field in fields]
+        self.expected = [filled(dst, rank, dtype, field).reshape(-1) for field in fields]
+        if schedule.inplace:
+            items = max(src.size(rank), dst.size(rank))
+            room = [np.full(items * dtype.itemsize, 0xA5, np.uint8).view(dtype) for _ in fields]
+            for buffer, source in zip(room, self.sources, strict=True):
+                buffer[: source.size] = source
+            self.expected = [self._overlaid(*both) for both in zip(room, self.expected, strict=True)]
+            arrays = room * 2
+        else:
+            arrays = self.sources + [reference.poisoned(dst, rank, dtype).reshape(-1) for _ in fields]
+        self.results = arrays[schedule.fields :]
+        send, recv = (np.zeros(n, dtype) for n in (schedule.send_items, schedule.recv_items))
+        self.memory = [*arrays, send, recv]
+        self.writes = [np.zeros(array.size, int) for array in self.memory]
+
+    def _overlaid(self, buffer, wanted):
+        pencil, rank = self.schedule.exchange.dst, self.schedule.exchange.rank
+        result, inside = buffer.copy(), interior(pencil, rank).reshape(-1)
+        result[: wanted.size][inside] = wanted[inside]
+        return result
+
+    def view(self, arrays, shape, base, offset, strides):
+        """A box of a base, which it must not leave."""
+        flat = arrays[base]
+        assert 0 <= offset
+        assert offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) < flat.size
+        return as_strided(flat[offset:], shape, [s * flat.itemsize for s in strides])
+
+    def run(self, segments):
+        for copy in itertools.chain.from_iterable(segments):
+            source = self.view(self.memory, copy.shape, copy.src_base, copy.src_offset, copy.src_strides)
+            self.view(self.memory, copy.shape, copy.dst_base, copy.dst_offset, copy.dst_strides)[...] = source
+            self.view(self.writes, copy.shape, copy.dst_base, copy.dst_offset, copy.dst_strides)[...] += 1
+
+    def message(self, part):
+        assert part.offset + part.items <= self.memory[part.base].size
+        return slice(part.offset, part.offset + part.items)
+
+
+def play(all_schedules):
+    """Carry out the schedules of all ranks, in the order that engines follow."""
+    players = [Player(schedule) for schedule in all_schedules]
+    for player in players:
+        player.run(player.schedule.pack)
+        if player.schedule.inplace:
+            player.run(player.schedule.unpack[sum(part.segment >= 0 for part in player.schedule.recvs) :])
+    for player, part in ((player, part) for player in players for part in player.schedule.sends):
+        receiver = players[part.peer]
+        (there,) = (other for other in receiver.schedule.recvs if other.peer == player.schedule.exchange.rank)
+        assert there.items == part.items
+        receiver.memory[there.base][receiver.message(there)] = player.memory[part.base][player.message(part)]
+        receiver.writes[there.base][receiver.message(there)] += 1
+    for player in players:
+        assert sum(len(p.schedule.sends) for p in players) == sum(len(p.schedule.recvs) for p in players)
+        for part in player.schedule.recvs:
+            if part.segment >= 0:
+                player.run(player.schedule.unpack[part.segment : part.segment + 1])
+    return players
+
+
+def check(players):
+    for player in players:
+        for field, (got, expected) in enumerate(zip(player.results, player.expected, strict=True)):
+            assert got.tobytes() == expected.tobytes(), f"rank {player.schedule.exchange.rank}, field {field}"
+
+
+@FEW
+@given(pairs(), options())
+def test_all_ranks_together_do_what_the_exchange_says(pair, some):
+    players = play(schedules(*pair, **some))
+    check(players)
+    if not some["inplace"] and some["fields"] == 1:
+        dtype = np.dtype(f"V{some['itemsize']}")
+        srcs = [reference.fill(pair[0], rank, dtype) for rank in range(len(players))]
+        dsts = [reference.poisoned(pair[1], rank, dtype) for rank in range(len(players))]
+        reference.run([player.schedule.exchange for player in players], srcs, dsts)
+        for player, dst in zip(players, dsts, strict=True):
+            reference.check(pair[1], player.schedule.exchange.rank, player.results[0], dst)
+
+
+@FEW
+@given(pairs(), options())
+def test_nothing_is_written_twice_and_no_workspace_is_wasted(pair, some):
+    """Offsets of different peers do not overlap, and the workspace ends with the last item, alignment aside."""
+    for player in play(schedules(*pair, **some)):
+        schedule = player.schedule
+        assert max((writes.max(initial=0) for writes in player.writes), default=0) <= 1
+        used = 0
+        for base in (schedule.bases.send, schedule.bases.recv):
+            touched = np.flatnonzero(player.writes[base])
+            used += aligned((touched[-1] + 1 if touched.size else 0) * schedule.itemsize)
+        step = math.lcm(schedule.itemsize, ALIGNMENT)
+        assert used <= schedule.workspace_bytes <= used + 2 * (step - ALIGNMENT)
+        for part in schedule.sends + schedule.recvs:
+            if part.segment >= 0:
+                assert part.offset * schedule.itemsize % ALIGNMENT == 0
+
+
+@FEW
+@given(pairs(), options())
+def test_parts_and_segments_fit_together(pair, some):
+    for schedule in schedules(*pair, **some):
+        exchange = schedule.exchange
+        for parts, messages, program in (
+            (schedule.sends, exchange.sends, schedule.pack),
+            (schedule.recvs, exchange.recvs, schedule.unpack),
+        ):
+            others = [message for message in messages if message.peer != exchange.rank]
+            assert [part.peer for part in parts] == [message.peer for message in others]
+            assert [part.items for part in parts] == [message.items * schedule.fields for message in others]
+            numbered = [part.segment for part in parts if part.segment >= 0]
+            assert numbered == list(range(len(numbered)))
+            assert len(program) - len(numbered) in (0, 1)
+            for part in parts:
+                if part.segment >= 0:
+                    items = sum(math.prod(copy.shape) for copy in program[part.segment])
+                    assert items == part.items
+            if schedule.uniform:
+                assert len({part.base for part in parts}) <= 1
+        assert schedule.message_segments == sum(part.segment >= 0 for part in schedule.sends)
+        if not schedule.zero_copy or schedule.inplace or schedule.fields > 1:
+            assert all(part.segment >= 0 for part in schedule.sends + schedule.recvs)
+
+
+@FEW
+@given(pairs())
+def test_rewrites_take_effect(pair):
+    """Whatever lies without gaps, in the order that both ends travel in, is neither packed nor unpacked."""
+    src, dst = pair
+    for schedule in schedules(src, dst, itemsize=8):
+        rank = schedule.exchange.rank
+        for part, message in zip(schedule.sends, schedule.exchange.sends, strict=False):
+            gapless = is_contiguous(src, rank, message.copies[0].shape)
+            if part.segment < 0:
+                assert gapless
+            else:
+                # It is packed for a reason: it has gaps, or travels in the destination's order.
+                theirs = packed_strides(message.copies[0].shape, dst.order)
+                assert not gapless or not same_layout(message.copies[0].shape, src.axis_strides(rank), theirs)
+        sent = sum(part.segment < 0 for part in schedule.sends)
+        assert any("leave from the source array" in text for text in schedule.rewrites) == bool(sent)
+        landed = sum(part.segment < 0 for part in schedule.recvs)
+        assert any("land in the destination array" in text for text in schedule.rewrites) == bool(landed)
+
+
+def test_a_slab_along_its_first_axis_is_sent_and_received_without_a_copy():
+    """Axis 0 is whole in src, axis 1 in dst: one side has no gaps, and only the other one is copied."""
+    grid = ProcessGrid((4, 1))
+    x, y = Pencil((8, 8, 8), grid, 0), Pencil((8, 8, 8), grid, 1)
+    there, back = Schedule(Exchange(x, y, 0), 8), Schedule(Exchange(y, x, 0), 8)
+    assert [part.segment for part in there.sends] == [-1] * 3
+    assert there.send_items == 0
+    assert there.recv_items > 0
+    assert "3 of 3 messages leave from the source array (already packed)" in there.rewrites
+    assert [part.segment for part in back.recvs] == [-1] * 3
+    assert back.recv_items == 0
+    assert "3 of 3 messages land in the destination array (no unpack)" in back.rewrites
+
+
+def test_zero_copy_can_be_forbidden():
+    grid = ProcessGrid((4, 1))
+    exchange = Exchange(Pencil((8, 8, 8), grid, 0), Pencil((8, 8, 8), grid, 1), 0)
+    schedule = Schedule(exchange, 8, zero_copy=False)
+    assert [part.segment for part in schedule.sends] == [0, 1, 2]
+    assert schedule.rewrites == ()
+
+
+def test_one_rank_needs_no_workspace():
+    grid = ProcessGrid((1, 1))
+    exchange = Exchange(Pencil((5, 6, 7), grid, 0), Pencil((5, 6, 7), grid, 1, order="contiguous"), 0)
+    schedule = Schedule(exchange, 16)
+    assert schedule.workspace_bytes == 0
+    assert schedule.rewrites == ("no other rank takes part: one local copy",)
+    assert Schedule(exchange, 16, inplace=True).workspace_bytes == aligned(5 * 6 * 7 * 16)
+
+
+def test_items_that_stay_in_place_are_not_copied():
+    pencil = Pencil((5, 6, 7), ProcessGrid((1, 1)), 0)
+    schedule = Schedule(Exchange(pencil, pencil, 0), 8, inplace=True)
+    assert schedule.stays
+    assert schedule.pack == schedule.unpack == ()
+    assert "the items of this rank stay where they are" in schedule.rewrites
+
+
+@pytest.mark.parametrize(
+    ("shape", "bytes_of_one"), [((2048, 1024, 1024), 2**31), ((4096, 4096, 4096), 2**36), ((2**40, 2, 2), 2**42)]
+)
+def test_sizes_beyond_32_bits(shape, bytes_of_one):
+    """Plan-only: offsets, strides and workspaces of large arrays, in whole numbers of any size."""
+    grid = ProcessGrid((1, 1))
+    src, dst = Pencil(shape, grid, 0), Pencil(shape, grid, 2, order="contiguous", halo=1)
+    assert src.size(0) == bytes_of_one
+    schedule = Schedule(Exchange(src, dst, 0), 16, inplace=True)
+    (copies, *_) = schedule.pack
+    assert sum(math.prod(copy.shape) for copy in copies) == bytes_of_one
+    assert schedule.workspace_bytes == 16 * bytes_of_one
+    (local,) = Schedule(Exchange(src, dst, 0), 1).pack
+    last = local[0].dst_offset + sum((n - 1) * s for n, s in zip(local[0].shape, local[0].dst_strides, strict=True))
+    assert last < dst.size(0) == math.prod(n + 2 for n in shape)
+
+
+def test_messages_beyond_32_bits():
+    grid = ProcessGrid((2, 1))
+    src, dst = Pencil((4096, 4096, 4096), grid, 0), Pencil((4096, 4096, 4096), grid, 1)
+    first, second = schedules(src, dst, itemsize=8)
+    assert first.sends[0].items == second.recvs[0].items == 2**34
+    assert first.workspace_bytes == 2**37
+
+
+@FEW
+@given(pairs())
+def test_circles_hold_all_messages(pair):
+    """Every peer of a rank has the rank's color, ranks of one color are as many as said, and know the same entries."""
+    circles = [exchange_circle(Exchange(*pair, rank)) for rank in range(pair[0].grid.size)]
+    for rank, circle in enumerate(circles):
+        exchange = Exchange(*pair, rank)
+        for message in exchange.sends + exchange.recvs:
+            assert circles[message.peer].color == circle.color
+        assert circle.entries == circles[0].entries
+        assert sum(other.color == circle.color for other in circles) == circle.size
+
+
+def test_circles_are_rows_and_columns():
+    grid = ProcessGrid((3, 4))
+    x, y, z = (Pencil((9, 10, 11), grid, axis) for axis in range(3))
+    assert [exchange_circle(Exchange(a, b, 5)).size for a, b in ((x, y), (y, z), (x, z), (x, x))] == [3, 4, 12, 1]
