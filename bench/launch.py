@@ -3,10 +3,10 @@
 
     python bench/launch.py --ranks 4 64 1024 --json launch.json --plot launch.png
 
-The rank is number 0 of P in a grid (1, P) and sends to the P - 1 others. P = 4 is the transpose from axis 1 to axis 2 of
-the array that a geometry is named after. With more ranks the rank's own array keeps its size: axis 2 grows with P, axis
-1 is at least 8 P, and axis 0 shrinks by as much as axis 1 has grown. "fixed" keeps the array instead and takes a square
-grid. Nothing is skipped where a message could leave from the array itself.
+The rank is number 0 of P in a grid (1, P) and sends to the P - 1 others. P = 4 is the transpose from axis 1 to axis 2
+of the array that a geometry is named after. With more ranks the rank's own array keeps its size: axis 2 grows with P,
+axis 1 is at least 8 P, and axis 0 shrinks by as much as axis 1 has grown. "fixed" keeps the global array instead and
+takes a square grid. Nothing is skipped where a message could leave from the array itself.
 
 Real persistent requests of 1 KiB to this process itself stand for the messages, so that only starting them counts.
 """
@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from math import isqrt, prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,7 +77,7 @@ def pencils(geometry: str, ranks: int, case: Case, shrink: int = 1) -> tuple[Pen
     return src, src.pencil(2, order=case.dst_order)
 
 
-# --- devices ------------------------------------------------------------------------------------------------------------
+# --- devices ---------------------------------------------------------------------------------------------------------
 
 
 class HostFlags:
@@ -204,9 +204,7 @@ class Cuda:
                 nothing,
                 partial(done_events, graph_events),
             ),
-            "per_peer graph, flags": Way(
-                partial(record(pack.flagged, table, count).launch, self.stream), begin, ready
-            ),
+            "per_peer graph, flags": Way(partial(record(pack.flagged, table, count).launch, self.stream), begin, ready),
             "fused graph": Way(partial(record(pack.flagged, table, 0).launch, self.stream), begin, ready),
             "fused, no flags": Way(partial(pack.plain.run, table, 0, -1, self.stream)),
         }
@@ -237,7 +235,7 @@ def at(address: int, nbytes: int) -> np.ndarray:
     return np.frombuffer(MPI.memory.fromaddress(address, nbytes), np.uint8)
 
 
-# --- what is launched ---------------------------------------------------------------------------------------------------
+# --- what is launched ------------------------------------------------------------------------------------------------
 
 
 class Way(NamedTuple):
@@ -264,7 +262,7 @@ class Packing:
         self.flagged = PackProgram(device.name, boxes, len(segments), bases.length, marks)
         self.plain = PackProgram(device.name, boxes, len(segments), bases.length)
         sizes = (self.nbytes, dst.size(0) * self.itemsize, schedule.send_items * self.itemsize)
-        # The last two also hold the plain copy: its source and target are then as large and as warm.
+        # The plain copy goes from source to destination: the same bytes, as warm as the others.
         self._owners = [device.memory(max(size, self.nbytes)) for size in sizes]
         self.src, self.dst, self.send = (address for _, address in self._owners)
         self.table[bases.src(0)], self.table[bases.dst(0)] = self.src, self.dst
@@ -276,9 +274,15 @@ class Packing:
         self.plain.close()
 
 
+@cache
+def random_items(itemsize: int) -> np.ndarray:
+    """Return PERIOD items as rows of bytes, none of them 0."""
+    return np.random.default_rng(1).integers(1, 256, (PERIOD, itemsize), np.uint8)
+
+
 def fill(device: Any, pack: Packing) -> np.ndarray:
-    """Fill the source with items that repeat every PERIOD; return one period, its items as rows of bytes."""
-    pattern = np.random.default_rng(1).integers(1, 255, (PERIOD, pack.itemsize), np.uint8)
+    """Fill the source with items that repeat every PERIOD; return one period."""
+    pattern = random_items(pack.itemsize)
     filled = min(pattern.nbytes, pack.nbytes)
     device.move(pack.src, pattern.ctypes.data, filled)
     while filled < pack.nbytes:
@@ -336,7 +340,7 @@ class Messages:
             request.Free()
 
 
-# --- times --------------------------------------------------------------------------------------------------------------
+# --- times -----------------------------------------------------------------------------------------------------------
 # All in nanoseconds from before the call, by name.
 
 
@@ -455,7 +459,7 @@ def measured(device: Any, geometry: str, ranks: int, name: str, options: argpars
         }
 
 
-# --- the call itself ----------------------------------------------------------------------------------------------------
+# --- the call itself -------------------------------------------------------------------------------------------------
 
 
 def call_times(device: Any, launches: int = 64, repeats: int = 100) -> dict[str, float]:
@@ -500,7 +504,7 @@ def python_share(calls: dict[str, float]) -> float:
     return calls["empty"] - calls["loop"]
 
 
-# --- output -------------------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 COLUMNS = ("host", "first", "last", "started", "done")
 

@@ -15,8 +15,11 @@ from typing import Any, Protocol
 
 _keyval: int | None = None
 
-# The exceptions that travel from one rank to the others; anything else arrives as RuntimeError.
-_TRAVELLING = {kind.__name__: kind for kind in (TypeError, ValueError, MemoryError, RuntimeError, OSError, ImportError)}
+# The exceptions that travel from one rank to the others; others arrive as the nearest of these that they are.
+_TRAVELLING = {
+    kind.__name__: kind
+    for kind in (TypeError, ValueError, MemoryError, RuntimeError, TimeoutError, OSError, ImportError)
+}
 
 
 class Group(Protocol):
@@ -124,7 +127,7 @@ class Communicator:
         Collective. The error of the lowest failing rank is raised everywhere; without errors, ranks whose `spec`
         differs from rank 0's give a ValueError that names the first differing entry, its values and their ranks.
         """
-        mine = None if error is None else (type(error).__name__, str(error))
+        mine = None if error is None else (_travelling(error), str(error))
         digest = hashlib.sha256(repr(sorted((spec or {}).items())).encode()).digest()
         theirs = self.mpi.allgather((mine, digest))
         failed = [(rank, found) for rank, (found, _) in enumerate(theirs) if found is not None]
@@ -153,11 +156,16 @@ def _release(comm: Any, keyval: int, found: Communicator) -> None:
         found.mpi.Free()
 
 
+def _travelling(error: BaseException) -> str:
+    """Return the name of the nearest class of an exception that all ranks know."""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _TRAVELLING), "RuntimeError")
+
+
 def _shared_error(failed: list[tuple[int, tuple[str, str]]], size: int) -> Exception:
     kind, text = failed[0][1]
     if len(failed) < size:
         text += f" (on {ranks_text([rank for rank, _ in failed])} of {size})"
-    return _TRAVELLING.get(kind, RuntimeError)(text)
+    return _TRAVELLING[kind](text)
 
 
 def _difference(specs: list[dict[str, str]]) -> str:

@@ -175,7 +175,7 @@ class Engine:
         self.alone = not self.schedule.sends and not self.schedule.recvs
         # What arrives in a segment of its own, by message number.
         self._unpack_of = [part.segment for part in self.schedule.recvs]
-        self.workspace = spec.workspace or Workspace(None, spec.device)
+        self.workspace = spec.workspace or Workspace(self.group.user, spec.device)
         self.workspace.reserve(self.schedule.workspace_bytes, spec.memory, self)
         self._device_setup()
 

@@ -292,9 +292,9 @@ class TransposePlan(Plan):
         """Return the plan from `dst` to `src`, with the same options and the same workspace; collective."""
         spec = self._engine_open().spec
         return TransposePlan(
-            spec.dst, spec.src, spec.dtype, self.comm, device=spec.device, backend=spec.choice.name,
+            spec.dst, spec.src, spec.dtype, self.comm, device=spec.device, backend=spec.backend,
             launch=spec.launch, graphs=spec.graphs, fields=spec.fields, inplace=spec.inplace,
-            workspace=spec.workspace, timeout=spec.timeout, check=spec.check)
+            workspace=self.workspace, timeout=spec.timeout, check=spec.check)
 
 
 cdef class Call:

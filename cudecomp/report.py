@@ -78,7 +78,7 @@ def schedule_lines(schedule: Schedule, itemsize: int, most: int = 16) -> list[st
     lines = []
     for verb, parts in (("send to", schedule.sends), ("receive from", schedule.recvs)):
         total = size_text(sum(part.items for part in parts) * itemsize)
-        lines.append(f"{len(parts)} messages to {verb.split()[0]}, {total}")
+        lines.append(f"{len(parts)} message{'' if len(parts) == 1 else 's'} to {verb.split()[0]}, {total}")
         lines += [f"  {_part_text(part, verb, itemsize)}" for part in parts[:most]]
         if len(parts) > most:
             lines.append(f"  and {len(parts) - most} more")

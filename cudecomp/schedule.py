@@ -94,25 +94,9 @@ def same_layout(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) 
     return all(n == 1 or s == t for n, s, t in zip(shape, a, b, strict=True))
 
 
-def is_contiguous(pencil: Pencil, rank: int, shape: tuple[int, ...]) -> bool:
-    """Tell whether a box of `shape` within a rank's array has no gaps in memory."""
-    return same_layout(shape, pencil.axis_strides(rank), packed_strides(shape, pencil.order))
-
-
-def wire_order(
-    src: Pencil, dst: Pencil, sender: int, receiver: int, message: Message, zero_copy: bool
-) -> tuple[int, ...]:
-    """Return the order of axes in which a message travels: the source's or the destination's memory order.
-
-    One of pack and unpack is then a plain copy, and disappears where the box has no gaps; the other one permutes. Equal
-    costs give the destination's order, so that the pass after the arrival is the cheap one.
-    """
-    plain_src = plain_dst = PLAIN_PASS
-    if zero_copy and len(message.copies) == 1:
-        shape = message.copies[0].shape
-        plain_src = 0.0 if is_contiguous(src, sender, shape) else PLAIN_PASS
-        plain_dst = 0.0 if is_contiguous(dst, receiver, shape) else PLAIN_PASS
-    return src.order if plain_src + PERMUTED_PASS < PERMUTED_PASS + plain_dst else dst.order
+def has_no_gaps(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> bool:
+    """Tell whether a box within an array of these strides per axis is contiguous in memory."""
+    return same_layout(shape, strides, packed_strides(shape, order))
 
 
 @dataclass(frozen=True)
@@ -285,8 +269,31 @@ class Schedule:
         return (self.exchange.rank, peer) if packing else (peer, self.exchange.rank)
 
     def _order(self, message: Message, packing: bool) -> tuple[int, ...]:
+        """Return the order of axes in which a message travels: the source's or the destination's memory order.
+
+        One of pack and unpack is then a plain copy, and disappears where the box has no gaps; the other one permutes.
+        Equal costs give the destination's order, so that the pass after the arrival is the cheap one.
+        """
         src, dst = self.exchange.src, self.exchange.dst
-        return wire_order(src, dst, *self._ends(message.peer, packing), message, self._may_skip)
+        if src.order == dst.order or not self._may_skip or len(message.copies) > 1:
+            return dst.order
+        sender, receiver = self._ends(message.peer, packing)
+        shape = message.copies[0].shape
+        plain_src = 0.0 if has_no_gaps(shape, self._strides(src, sender), src.order) else PLAIN_PASS
+        plain_dst = 0.0 if has_no_gaps(shape, self._strides(dst, receiver), dst.order) else PLAIN_PASS
+        return src.order if plain_src + PERMUTED_PASS < PERMUTED_PASS + plain_dst else dst.order
+
+    def _strides(self, pencil: Pencil, rank: int) -> tuple[int, ...]:
+        """Return `pencil.axis_strides(rank)`; asked for many times per message, computed once."""
+        key = pencil is self.exchange.src, rank
+        found = self._known_strides.get(key)
+        if found is None:
+            found = self._known_strides[key] = pencil.axis_strides(rank)
+        return found
+
+    @cached_property
+    def _known_strides(self) -> dict[tuple[bool, int], tuple[int, ...]]:
+        return {}
 
     @property
     def _may_skip(self) -> bool:
@@ -297,9 +304,8 @@ class Schedule:
         if not self._may_skip or len(message.copies) != 1:
             return False
         pencil = self.exchange.src if packing else self.exchange.dst
-        shape = message.copies[0].shape
-        packed = packed_strides(shape, self._order(message, packing))
-        return same_layout(shape, pencil.axis_strides(self.exchange.rank), packed)
+        strides = self._strides(pencil, self.exchange.rank)
+        return has_no_gaps(message.copies[0].shape, strides, self._order(message, packing))
 
     def _part_in_array(self, message: Message, packing: bool) -> Part:
         rank, copy = self.exchange.rank, message.copies[0]
@@ -319,12 +325,12 @@ class Schedule:
                 if packing:
                     base = self.bases.send if through is None else through
                     pencil, start = self.exchange.src, pencil_start(box, packing)
-                    near = (self.bases.src(field), pencil.offset(rank, start), pencil.axis_strides(rank))
+                    near = (self.bases.src(field), pencil.offset(rank, start), self._strides(pencil, rank))
                     copies.append(Copy(box.shape, *near, base, offset, packed))
                 else:
                     base = self.bases.recv if through is None else through
                     pencil, start = self.exchange.dst, pencil_start(box, packing)
-                    near = (self.bases.dst(field), pencil.offset(rank, start), pencil.axis_strides(rank))
+                    near = (self.bases.dst(field), pencil.offset(rank, start), self._strides(pencil, rank))
                     copies.append(Copy(box.shape, base, offset, packed, *near))
                 offset += prod(box.shape)
         return tuple(copies)
@@ -336,10 +342,10 @@ class Schedule:
                 box.shape,
                 self.bases.src(field),
                 src.offset(rank, box.src_start),
-                src.axis_strides(rank),
+                self._strides(src, rank),
                 self.bases.dst(field),
                 dst.offset(rank, box.dst_start),
-                dst.axis_strides(rank),
+                self._strides(dst, rank),
             )
             for field in range(self.fields)
             for box in message.copies

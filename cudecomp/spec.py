@@ -30,6 +30,7 @@ class Spec:
     dst: Pencil
     dtype: np.dtype[Any]
     device: str
+    backend: str  # as asked for
     choice: Choice
     launch: str
     graphs: bool
@@ -106,6 +107,7 @@ def _spec(
         dst=dst,
         dtype=dtype,
         device=device,
+        backend=backend,
         choice=choose(backend, device, group.user, group.size),
         launch=launch,
         graphs=_graphs(graphs),
@@ -181,6 +183,6 @@ def _workspace(workspace: Any, group: Any, device: str) -> Workspace | None:
         raise TypeError(f"workspace is a {type(workspace).__name__}, expected a Workspace or None")
     if workspace.device != device:
         raise ValueError(f"workspace is on {workspace.device}, expected {device}")
-    if workspace.comm is not group and not (workspace.comm.user is None and group.user is None):
+    if workspace.comm.user is not group.user:
         raise ValueError("workspace was made for another communicator than the plan's")
     return workspace
