@@ -6,6 +6,7 @@
 #   MPIEXEC  the launcher, with any options: make test MPI= MPIEXEC="srun --overlap"
 #   CUDA     auto, enabled or disabled
 #   RANKS    the numbers of ranks that the MPI tests run on
+#   EXTRAS   what to install, as in lint-test, instead of what the target needs: one build for several targets
 PYTHON ?= python3
 VENV ?= .venv
 MPI ?= mpich
@@ -35,7 +36,7 @@ python := $(VENV)/bin/python
 sources := $(shell find cudecomp kernels build-aux -not -name '*.pyc' -not -name '__pycache__') \
 	meson.build meson.options pyproject.toml
 comma := ,
-extras = $(VENV)/.installed-$(1)$(if $(MPI),-$(MPI))
+extras = $(VENV)/.installed-$(or $(EXTRAS),$(1))$(if $(MPI),-$(MPI))
 
 demo: $(call extras,demo) check-mpi
 	$(MPIEXEC) -n 4 $(python) -m cudecomp demo

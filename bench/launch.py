@@ -41,7 +41,7 @@ clock = time.perf_counter_ns
 MESSAGE_BYTES = 1024
 LEAST_PART = 8  # extent along axis 1 of a message
 POLLS = 1 << 16  # between two looks at whether the device has failed
-FEWEST, MOST = 5, 500  # rounds
+FEWEST, MOST = 9, 500  # rounds
 SAMPLE = 1 << 14  # items of a message that are compared
 PERIOD = 1_000_003  # items after which the source repeats: prime, so that no stride is a multiple of it
 
@@ -124,15 +124,15 @@ class Host(measure.Host):
 
     def ways(self, pack: Packing) -> dict[str, Way]:
         """Return the ways of launching."""
-        run, flags = pack.flagged.run, pack.flags
+        run, flags = pack.flagged.run, by_flags(pack.flags)
 
         def single() -> None:
             for i in range(pack.flagged.segments):
                 run(pack.table, i, i + 1)
 
         return {
-            "fused": Way(partial(run, pack.table), flags.begin, flags.ready),
-            "per_peer, flags": Way(single, flags.begin, flags.ready),
+            "fused": Way(partial(run, pack.table), flags),
+            "per_peer, flags": Way(single, flags),
             "fused, no flags": Way(partial(pack.plain.run, pack.table)),
         }
 
@@ -189,24 +189,19 @@ class Cuda:
 
     def ways(self, pack: Packing) -> dict[str, Way]:
         """Return the ways of launching; the programs, flags and events are those that plans use."""
-        count, table, flags = pack.messages, pack.table, pack.flags
+        count, table, stream = pack.messages, pack.table, self.stream
         singles, record = self._graph.launch_singles, self._graph.Graph
-        begin, ready = flags.begin, flags.ready
-        events, graph_events = ([self._runtime.Event() for _ in range(count)] for _ in range(2))
+        flags = by_flags(pack.flags)
+        events, others = ([self._runtime.Event() for _ in range(count)] for _ in range(2))
+        graph, event_graph = record(pack.flagged, table, count), record(pack.plain, table, count, others)
         return {
-            "fused": Way(partial(pack.flagged.run, table, 0, -1, self.stream), begin, ready),
-            "per_peer, flags": Way(partial(singles, pack.flagged, table, count, (), self.stream), begin, ready),
-            "per_peer, events": Way(
-                partial(singles, pack.plain, table, count, events, self.stream), nothing, partial(done_events, events)
-            ),
-            "per_peer graph, events": Way(
-                partial(record(pack.plain, table, count, graph_events).launch, self.stream),
-                nothing,
-                partial(done_events, graph_events),
-            ),
-            "per_peer graph, flags": Way(partial(record(pack.flagged, table, count).launch, self.stream), begin, ready),
-            "fused graph": Way(partial(record(pack.flagged, table, 0).launch, self.stream), begin, ready),
-            "fused, no flags": Way(partial(pack.plain.run, table, 0, -1, self.stream)),
+            "fused": Way(partial(pack.flagged.run, table, 0, -1, stream), flags),
+            "per_peer, flags": Way(partial(singles, pack.flagged, table, count, (), stream), flags),
+            "per_peer, events": Way(partial(singles, pack.plain, table, count, events, stream), by_events(events)),
+            "per_peer graph, events": Way(partial(event_graph.launch, stream), by_events(others)),
+            "per_peer graph, flags": Way(partial(graph.launch, stream), flags),
+            "fused graph": Way(partial(record(pack.flagged, table, 0).launch, stream), flags),
+            "fused, no flags": Way(partial(pack.plain.run, table, 0, -1, stream)),
         }
 
     def launch_loop(self, program: PackProgram, table: AddressTable) -> Callable[[], None] | None:
@@ -238,12 +233,34 @@ def at(address: int, nbytes: int) -> np.ndarray:
 # --- what is launched ------------------------------------------------------------------------------------------------
 
 
+class Signal(NamedTuple):
+    """How the host learns that segments are complete."""
+
+    begin: Callable[[], None]  # before a launch
+    ready: Callable[[int], int]  # the first segment from the given one on that is not complete
+    any: Callable[[], bool]  # whether the first one is: a scan over thousands of events takes its time
+
+
 class Way(NamedTuple):
-    """A way of launching; without `ready` nobody is told before the end."""
+    """A way of launching; without a signal nobody is told before the end."""
 
     launch: Callable[[], None]
-    begin: Callable[[], None] = nothing
-    ready: Callable[[int], int] | None = None
+    signal: Signal | None = None
+
+    def begin(self) -> None:
+        """Prepare for a launch."""
+        if self.signal:
+            self.signal.begin()
+
+
+def by_flags(flags: Any) -> Signal:
+    """Return the signal that flags make."""
+    return Signal(flags.begin, flags.ready, lambda: flags.ready(0) > 0)
+
+
+def by_events(events: Sequence[Any]) -> Signal:
+    """Return the signal that events make."""
+    return Signal(nothing, partial(done_events, events), events[0].done)
 
 
 class Packing:
@@ -361,10 +378,11 @@ def time_watched(device: Any, way: Way, count: int) -> dict[str, int]:
     device.synchronize()
     start = clock()
     way.launch()
-    done = poll(device, way, 0)
+    watch(device, way.signal.any)
     first = clock()
+    done = 0
     while done < count:
-        done = poll(device, way, done)
+        done = way.signal.ready(done)
     last = clock()
     device.synchronize()
     return {"first": first - start, "last": last - start}
@@ -379,39 +397,43 @@ def time_messages(device: Any, way: Way, messages: Messages) -> dict[str, int]:
     start = clock()
     way.launch()
     while sent < count:
-        done = poll(device, way, sent)
-        messages.start(sends[sent:done])
-        sent = done
+        done = way.signal.ready(sent)
+        if done > sent:
+            messages.start(sends[sent:done])
+            sent = done
     started = clock()
     messages.wait()
     device.synchronize()
     return {"started": started - start}
 
 
-def poll(device: Any, way: Way, first: int) -> int:
-    """Wait for segment `first`; return the first one that is not complete."""
-    for number in range(1, sys.maxsize):
-        done = way.ready(first)
-        if done > first:
-            return done
-        if number % POLLS == 0:
+def watch(device: Any, complete: Callable[[], bool]) -> None:
+    """Wait until something is complete; raise if it never will be."""
+    polls = 0
+    while not complete():
+        polls += 1
+        if polls % POLLS == 0:
             device.check()
-    raise AssertionError
 
 
 def rounds(
     device: Any, ways: dict[str, Way], pack: Packing, messages: Messages | None, seconds: float
 ) -> dict[str, dict[str, list[int]]]:
-    """Take all times in turn, round after round, after one round that does not count."""
+    """Take all times in turn, round after round, after one round that does not count.
+
+    The first launch of a way in a round comes after a lot of other work, with cold caches of the CPU: `cold` is how
+    long it keeps the host busy. All other times are those of launches that follow another one of the same way.
+    """
     move = Way(partial(device.move, pack.dst, pack.src, pack.nbytes))
     taken: dict[str, dict[str, list[int]]] = {name: {} for name in ("copy", *ways)}
     deadline = 0.0
     for number in range(MOST + 1):
         for name, way in {"copy": move, **ways}.items():
-            found = time_end(device, way)
-            if way.ready:
+            cold = time_end(device, way)["host"]
+            found = {"cold": cold, **time_end(device, way)}
+            if way.signal:
                 found |= time_watched(device, way, pack.messages)
-            if way.ready and messages:
+            if way.signal and messages:
                 found |= time_messages(device, way, messages)
             for what, value in found.items():
                 taken[name].setdefault(what, []).append(value)
@@ -506,7 +528,7 @@ def python_share(calls: dict[str, float]) -> float:
 
 # --- output ----------------------------------------------------------------------------------------------------------
 
-COLUMNS = ("host", "first", "last", "started", "done")
+COLUMNS = ("cold", "host", "first", "last", "started", "done")
 
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
@@ -514,7 +536,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     times, lines = result["microseconds"], []
     for way, found in times.items():
         figures = [f"{found[column]:.1f}" if column in found else "-" for column in COLUMNS]
-        each = f"{found['host'] / result['messages']:.2f}"
+        each = "-" if way == "copy" else f"{found['host'] / result['messages']:.2f}"
         lines.append([str(result["ranks"]), way, *figures, each, f"{found['done'] / times['copy']['done']:.3f}"])
     return lines
 
@@ -532,7 +554,8 @@ def print_calls(calls: dict[str, float]) -> None:
     """Print what a launch consists of."""
     print("\n## One launch, microseconds per call in a loop\n")
     print(measure.table(list(calls), [[f"{value:.3f}" for value in calls.values()]]))
-    print(f"\nComing from Python adds {python_share(calls):.2f} us to a C call (empty - loop).")
+    more = f", {calls['python'] - calls['compiled']:.2f} (python - compiled)" if "compiled" in calls else ""
+    print(f"\nComing from Python adds {python_share(calls):.2f} us to a C call (empty - loop){more}.")
 
 
 def summary(results: list[dict[str, Any]], calls: dict[str, float]) -> list[list[str]]:
@@ -573,10 +596,13 @@ def plot(path: str, results: list[dict[str, Any]]) -> None:
         found = [result for result in found if result["case"] == found[0]["case"]]
         for axis, (column, title) in zip(pair, titles.items(), strict=True):
             for way in found[0]["microseconds"]:
-                points = [(r["ranks"], r["microseconds"][way].get(column)) for r in found]
-                if way != "copy" and None not in points[0]:
+                points = [(result["ranks"], result["microseconds"][way].get(column)) for result in found]
+                if "first" in found[0]["microseconds"][way]:
                     axis.loglog(*zip(*points, strict=True), marker="o", label=way)
             axis.set(title=f"{geometry}, {found[0]['case']}: {title}", xlabel="ranks P", ylabel="microseconds")
+            ranks = [result["ranks"] for result in found]
+            axis.set_xticks(ranks, labels=map(str, ranks))
+            axis.minorticks_off()
             axis.grid(alpha=0.3)
         pair[0].legend()
     figure.tight_layout()
@@ -610,8 +636,10 @@ def main() -> None:
     options = arguments()
     device = DEVICES[options.device]()
     print(f"Launching the packs of one rank of P on {device.description()}: medians, microseconds from the call.")
-    print("host: the call returns; first, last: completion seen by the host; started: the last of N = P - 1 messages")
-    print("(fixed: of sqrt(P) - 1) is; done: the stream is synchronised, in launches that nobody watches.")
+    print(
+        "host: until the call returns (cold: after other work); first, last: completion seen by the host; started: the"
+    )
+    print("last of N = P - 1 messages (fixed: sqrt(P) - 1) is; done: the stream is synchronised, when nobody watches.")
     calls = call_times(device)
     print_calls(calls)
     results: list[dict[str, Any]] = []

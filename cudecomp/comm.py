@@ -94,7 +94,7 @@ class Communicator:
     def cuda_aware(self) -> tuple[bool, str]:
         """Return whether MPI takes device addresses on all ranks, and why; collective at the first call."""
         if self._aware is None:
-            from .transports.aware import cuda_aware
+            from .aware import cuda_aware
 
             # One rank of each host asks, since the answer takes a process of its own.
             found = cuda_aware() if self.nodes[self.rank] == self.rank else (True, "")

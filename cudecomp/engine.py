@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from .array import ArrayView
@@ -21,7 +20,6 @@ from .exchange import Exchange
 from .pack import AddressTable, PackProgram
 from .schedule import Schedule, aligned, exchange_circle
 from .spec import Spec
-from .transports import with_awareness
 from .workspace import Workspace
 
 # Polls before a waiting rank gives its core away: ranks may share cores.
@@ -405,16 +403,3 @@ class Engine:
 
     def __str__(self) -> str:
         return f"{self.spec.operation}({self.spec.choice.name}, rank {self.group.rank} of {self.group.size})"
-
-
-def build(spec: Spec, group: Any, exchange_of: Callable[[int, Any], Exchange]) -> Engine:
-    """Build the engine of a plan for its device; collective."""
-    if spec.device == "cuda":
-        from .cuda.engine import CudaEngine
-
-        if spec.choice.name != "local":
-            spec = replace(spec, choice=with_awareness(spec.choice, *group.cuda_aware()))
-        return CudaEngine(spec, group, exchange_of)
-    from .host import HostEngine
-
-    return HostEngine(spec, group, exchange_of)

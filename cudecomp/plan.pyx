@@ -5,14 +5,16 @@
 from libc.stdint cimport uintptr_t
 
 import warnings
+from dataclasses import replace
 
 from cudecomp.binding import Binding
 from cudecomp.comm import attempt, Communicator
-from cudecomp.engine import build
 from cudecomp.exchange import Exchange
+from cudecomp.host import HostEngine
 from cudecomp.memory import empty_array, empty_inplace
 from cudecomp.report import explain, summary
 from cudecomp.spec import transpose_spec
+from cudecomp.transports import with_awareness
 
 
 cdef class Plan:
@@ -161,7 +163,7 @@ cdef class Plan:
         return call
 
     def replay(self, stream=None):
-        """Replay the latest capture; RuntimeError if there is none. Otherwise as `run`."""
+        """Replay the latest capture; RuntimeError if there is none. Local but for the messages, otherwise as `run`."""
         latest = self._engine_open().latest
         if latest is None:
             raise RuntimeError(f"{self._engine}: nothing was captured; call capture(src, dst) first")
@@ -176,7 +178,7 @@ cdef class Plan:
         return self._empty(self.src)
 
     def empty_dst(self):
-        """Return an uninitialised array for the destination; otherwise as `empty_src`."""
+        """Return an uninitialised array for the destination; local on MPI transports, otherwise as `empty_src`."""
         return self._empty(self.dst)
 
     def register(self, array):
@@ -286,7 +288,7 @@ class TransposePlan(Plan):
         group = Communicator.of(comm)
         spec, error = attempt(lambda: transpose_spec(group, src, dst, dtype, **options))
         group.agree("TransposePlan", error, spec and spec.table())
-        _set_engine(self, build(spec, group, lambda rank, nodes: Exchange(src, dst, rank, nodes)))
+        _build(self, spec, group, lambda rank, nodes: Exchange(src, dst, rank, nodes))
 
     def reverse(self):
         """Return the plan from `dst` to `src`, with the same options and the same workspace; collective."""
@@ -300,7 +302,8 @@ class TransposePlan(Plan):
 cdef class Call:
     """A plan bound to arrays, which it keeps alive.
 
-    Made by `Plan.bind` and `Plan.capture`. Running it checks nothing again.
+    Made by `Plan.bind` and `Plan.capture`. Running it checks nothing again; its methods are local but for the messages
+    that pass.
     """
 
     def __init__(self):
@@ -312,7 +315,7 @@ cdef class Call:
         return self._bound.captured is not None
 
     def run(self, stream=None):
-        """Carry the operation out with the bound arrays; as `Plan.run`."""
+        """Carry the operation out with the bound arrays; local but for the messages, otherwise as `Plan.run`."""
         self._bound.run(stream)
 
     def capture(self):
@@ -321,30 +324,41 @@ cdef class Call:
         return self
 
     def replay(self, stream=None):
-        """Carry the recorded work out; RuntimeError if nothing was captured. Otherwise as `Plan.run`."""
+        """Carry the recorded work out; RuntimeError if nothing was captured.
+
+        Local but for the messages, otherwise as `Plan.run`.
+        """
         self._bound.replay(stream)
 
     def start(self, stream=None):
-        """Begin the operation and return; until `wait`, arrays and workspace are in use.
+        """Begin the operation and return; until `wait`, arrays and workspace are in use. Local but for the messages.
 
         MPI messages advance only inside calls of this library or of MPI.
         """
         self._bound.start(stream)
 
     def test(self):
-        """Make progress without blocking; return whether the operation is complete (bool)."""
+        """Make progress without blocking; return whether the operation is complete (bool). Local."""
         return self._bound.test()
 
     def wait(self):
-        """Block until the operation begun by `start` is complete; returns at once if there is none."""
+        """Block until the operation begun by `start` is complete; returns at once if there is none. Local."""
         self._bound.wait()
 
     def __repr__(self):
         return f"<Call of {self._bound.engine}{', captured' if self.captured else ''}>"
 
 
-def _set_engine(Plan plan, engine):
-    plan._engine = engine
+def _build(Plan plan, spec, group, exchange_of):
+    """Give a plan the engine of its device; collective."""
+    if spec.device == "host":
+        plan._engine = HostEngine(spec, group, exchange_of)
+        return
+    from cudecomp.cuda.engine import CudaEngine
+
+    if spec.choice.name != "local":
+        spec = replace(spec, choice=with_awareness(spec.choice, *group.cuda_aware()))
+    plan._engine = CudaEngine(spec, group, exchange_of)
 
 
 def _bound_call(engine, src, dst):

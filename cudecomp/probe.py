@@ -18,7 +18,7 @@ from typing import Any
 
 from . import _build
 from .transports import BACKENDS
-from .transports.aware import LAUNCHER, cuda_aware
+from .aware import LAUNCHER, cuda_aware
 
 Facts = dict[str, Any]
 

@@ -61,11 +61,11 @@ class Workspace:
         return sum(memory.nbytes for memory in self._memory.values())
 
     def memory(self, kind: str) -> Any:
-        """Return the owner of the memory of a kind."""
+        """Return the owner of the memory of a kind: "host", "pinned" or "device". Local."""
         return self._memory[kind]
 
     def address(self, kind: str) -> int:
-        """Return where the memory of a kind starts; it moves when a plan that needs more is built."""
+        """Return where the memory of a kind starts; it moves when a plan that needs more is built. Local."""
         memory = self._memory[kind]
         return int(memory.__array_interface__["data"][0] if kind == "host" else memory.address)
 
@@ -85,7 +85,7 @@ class Workspace:
         self.leave(tenant)
 
     def enter(self, tenant: Tenant) -> None:
-        """Claim the memory for one operation; RuntimeError while another one is pending. Local."""
+        """Claim the memory for one operation of `tenant`; RuntimeError while another one is pending. Local."""
         if self._holder is not None:
             raise RuntimeError(f"{tenant}: its workspace is in use by a pending operation of {self._holder}")
         self._holder = tenant

@@ -3,7 +3,7 @@
 // Pack programs for CUDA: the C ABI of pack.h. This file knows strides, bases and flags; it knows nothing of axes,
 // peers or messages.
 //
-// A launch is one persistent grid for any number of segments. Blocks draw tiles of at most 16 KiB in program order, so
+// A launch is one persistent grid for any number of segments. Blocks draw tiles of at most 32 KiB in program order, so
 // that early segments are complete early. In a block, one warp prepares the next tile and another one completes the
 // last tile while the others copy the present one: the latencies of drawing, looking up, fencing and counting, a
 // microsecond each, are hidden.
@@ -16,13 +16,13 @@
 #include "tile.h"
 
 #ifndef CUDECOMP_BLOCKS_PER_SM
-#define CUDECOMP_BLOCKS_PER_SM 4
+#define CUDECOMP_BLOCKS_PER_SM 2
 #endif
 
 namespace cudecomp {
 namespace {
 
-constexpr int kWorkers = 256;
+constexpr int kWorkers = 512;
 constexpr int kWarp = 32;
 constexpr int kThreads = kWorkers + 2 * kWarp;
 constexpr int kTileBytes = 1 << kTileBytesLog;
@@ -92,16 +92,15 @@ struct Job {
 
 // ---- synchronisation ----
 
-enum Barrier { kFull = 1, kDone = 3, kTurn = 5 };  // two each of the first two, one per job
+// The branches of the kernel meet at different places, hence named barriers and no __syncthreads.
+enum Barrier {
+    kTile = 1,  // all threads: a tile is done, the next one is prepared
+    kTurn = 2   // workers: a tile is complete in shared memory
+};
 
 __device__ void wait_barrier(int id, int threads) {
     __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ void arrive_barrier(int id, int threads) {
-    __syncwarp();
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Fence at device scope, then count. The fence covers the stores of the other warps, which a barrier ordered before it.
@@ -189,28 +188,34 @@ __device__ void copy_line(const Job &job, int worker) {
     if (tail < job.last) store(dst + tail, load<unsigned char>(src + tail));
 }
 
-// Units in walked order, a vector of them per access; single units where the fastest dimensions are not contiguous. The
-// accesses of a batch are neighbours in a warp, so that most of them only step along a row.
+// Units in walked order, a vector of them per access; single units where the fastest dimensions are not contiguous. A
+// warp takes a span of neighbours, so that most of its accesses only step along a row, and begins it with a sector.
+// Spans are a sector shorter than what a batch could take.
 template <typename Vector, typename Offset>
 __device__ void copy_flat(const Job &job, int worker) {
     constexpr int kBatch = sizeof(Offset) == 4 ? batch_size<Vector>(8) : 2;  // registers
-    const uint32_t vector = sizeof(Vector) >> job.piece.unit_log, step = kWarp * vector;
+    const Piece &piece = job.piece;
+    const uint32_t vector = sizeof(Vector) >> piece.unit_log, step = kWarp * vector;
+    const uint32_t span = kBatch * step - (kSector >> piece.unit_log);
     const char *src = job.src;
     char *dst = job.dst;
-    const uint32_t last = job.last, lane = worker % kWarp, warp = worker / kWarp;
-    for (uint32_t x = job.first + warp * kBatch * step + lane * vector; x < last; x += kWorkers * kBatch * vector) {
+    const uint32_t bits = uint32_t(uintptr_t(dst)), last = job.last;
+    for (uint32_t at_span = job.first + worker / kWarp * span; at_span < last; at_span += kWorkers / kWarp * span) {
+        uint32_t x = at_span == job.first ? at_span : sector_start<Offset>(piece, at_span, bits);
+        const uint32_t end = at_span + span < last ? sector_start<Offset>(piece, at_span + span, bits) : last;
+        x += worker % kWarp * vector;
         Vector values[kBatch];
         Offset to[kBatch];
-        Cursor<Offset> at = seek<Offset>(job.piece, x);
+        Cursor<Offset> at = seek<Offset>(piece, min(x, end - vector));
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             values[i] = load_cached<Vector>(src + at.src);
             to[i] = at.dst;
-            if (i + 1 < kBatch && at.x + step < last) advance(at, job.piece, step);
+            if (i + 1 < kBatch && at.x + step < end) advance(at, piece, step);
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i)
-            if (x + i * step < last) store(dst + to[i], values[i]);
+            if (x + i * step < end) store(dst + to[i], values[i]);
     }
 }
 
@@ -305,22 +310,26 @@ __device__ void read_plane(const Job &job, Vector *tile, const Swizzle &swizzle,
     }
 }
 
+// Lanes are turned by a row's shift, so that the stores of a warp begin with a sector.
 template <bool kSplit, int kUnit, typename Vector>
 __device__ void write_rows(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
     constexpr int kCountLog = log2_of(sizeof(Vector) / kUnit), kBatch = batch_size<Vector>(8);
-    const uint32_t lanes_log = swizzle.row_log, step = kWorkers >> lanes_log, rows = job.tile.rows;
-    const uint32_t col = (worker & ((1u << lanes_log) - 1)) << kCountLog;
-    if (col >= job.tile.cols) return;
-    char *base = job.dst + col * job.piece.dst_stride[kCol];
-    uint32_t row = worker >> lanes_log, place = worker;
-    const int64_t stride = step * job.piece.dst_stride[kRow];
-    char *dst = base + (job.tile.first_row + row) * job.piece.dst_stride[kRow];
+    const PlaneTile &at = job.tile;
+    const uint32_t lanes_log = swizzle.row_log, step = kWorkers >> lanes_log, rows = at.rows;
+    const uint32_t mask = (1u << lanes_log) - 1, lane = worker & mask;
+    uint32_t row = worker >> lanes_log;
+    const int64_t stride = step * job.piece.dst_stride[kRow], col_stride = job.piece.dst_stride[kCol];
+    char *dst = job.dst + (at.first_row + row) * job.piece.dst_stride[kRow];
     while (row < rows) {
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i, row += step, place += kWorkers, dst += stride) {
+        for (int i = 0; i < kBatch; ++i, row += step, dst += stride) {
             if (row >= rows) break;
-            char *to = kSplit ? base + dst_row(job.piece, job.tile.first_row + row) : dst;
-            store(to, tile[place ^ group_swizzle(swizzle, row >> kCountLog)]);
+            char *to = kSplit ? job.dst + dst_row(job.piece, at.first_row + row) : dst;
+            const Window window = row_window(job.piece, at, uint32_t(uintptr_t(to)));
+            const uint32_t vector = (lane + (window.shift >> kCountLog)) & mask, col = vector << kCountLog;
+            if (col < window.first || col >= window.last) continue;
+            const uint32_t place = (row << lanes_log) + vector;
+            store(to + col * col_stride, tile[place ^ group_swizzle(swizzle, row >> kCountLog)]);
         }
     }
 }
@@ -379,11 +388,10 @@ __device__ void do_job(const Job &job, void *memory, int worker) {
 }
 
 __device__ void work(const Job *jobs, void *memory) {
-    for (int slot = 0;; slot ^= 1) {
-        wait_barrier(kFull + slot, kThreads);
-        if (jobs[slot].segment < 0) return;
+    wait_barrier(kTile, kThreads);
+    for (int slot = 0; jobs[slot].segment >= 0; slot ^= 1) {
         do_job(jobs[slot], memory, threadIdx.x);
-        arrive_barrier(kDone + slot, kThreads);
+        wait_barrier(kTile, kThreads);
     }
 }
 
@@ -472,14 +480,12 @@ template <typename Arguments>
 __device__ void prepare_tiles(const Arguments &launch, Job *jobs) {
     uint32_t ahead = draw(launch), guess = 0;
     bool more = prepare(launch, jobs[0], blockIdx.x, guess);
-    arrive_barrier(kFull, kThreads);
-    for (int slot = 0; more; slot ^= 1) {
-        // The workers are busy with jobs[slot]; jobs[slot ^ 1] is done.
+    wait_barrier(kTile, kThreads);
+    for (int slot = 1; more; slot ^= 1) {
         const uint32_t ticket = __shfl_sync(~0u, ahead, 0);
         if (ticket < launch.tiles) ahead = draw(launch);
-        more = prepare(launch, jobs[slot ^ 1], ticket, guess);
-        arrive_barrier(kFull + (slot ^ 1), kThreads);
-        wait_barrier(kDone + slot, kThreads);
+        more = prepare(launch, jobs[slot], ticket, guess);
+        wait_barrier(kTile, kThreads);
     }
     leave(launch);
 }
@@ -494,19 +500,18 @@ __device__ void complete(Segment &segment, uint32_t tiles, char *flag) {
     if (runs * of == done) raise_flag(flag, runs);
 }
 
+// Tiles of one segment that follow each other in a block are counted together: the barrier that ends one tile also says
+// that the next one is prepared.
 template <typename Arguments>
 __device__ void complete_tiles(const Arguments &launch, const Job *jobs) {
+    wait_barrier(kTile, kThreads);
     uint32_t tiles = 0;
-    for (int slot = 0;; slot ^= 1) {
-        wait_barrier(kFull + slot, kThreads);
-        const int index = jobs[slot].segment;
-        if (index < 0) return;
+    for (int slot = 0, index; (index = jobs[slot].segment) >= 0; slot ^= 1) {
         Segment &segment = launch.tables.segments[index];
         const int32_t base = segment.flag_base;
         char *flag = base < 0 ? nullptr : launch.bases[base] + segment.flag_offset;
-        wait_barrier(kDone + slot, kThreads);
+        wait_barrier(kTile, kThreads);
         ++tiles;
-        // The next job was prepared before the warp that prepares came to this barrier.
         if (jobs[slot ^ 1].segment == index) continue;
         if (flag && threadIdx.x % kWarp == 0) complete(segment, tiles, flag);
         tiles = 0;

@@ -105,12 +105,13 @@ CUDECOMP_HD inline Tile tile_at(const Walk &walk, int64_t t) {
 
 // ---- pieces: what the CUDA kernels walk ----
 
-constexpr int kTileBytesLog = 14;         // a tile moves at most 16 KiB: a unit of work, of order and of completion
+constexpr int kTileBytesLog = 15;         // a tile moves at most 32 KiB: a unit of work, of order and of completion
 constexpr int64_t kPieceBytes = 1 << 30;  // a piece has at most these bytes, so that its unit numbers fit dividers
 constexpr int kEdgeLog = 8;               // the longest edge of a permuted tile has 2^8 units
 constexpr int kRowBytesLog = 8;           // what a permuted tile reads in one run, where the plane allows it
 constexpr int64_t kThin = 3;              // a permuted plane with a shorter edge is walked in flat order instead
-constexpr int64_t kShort = 64;            // a shorter edge of a plane takes an outer dimension in, where it can
+constexpr int kSector = 32;     // bytes; a store of a part of a sector costs as much as two or three whole ones
+constexpr int64_t kShort = 64;  // a shorter edge of a plane takes an outer dimension in, where it can
 
 // Division by a constant with one multiplication; exact for numerators below 2^31.
 struct Divider {
@@ -163,13 +164,15 @@ struct Piece {
     Divider col_split;
     uint32_t rows;  // extent of the plane
     uint32_t cols;
+    uint32_t col_step;  // kPlane: from one tile to the next; less than an edge where tiles overlap, see row_window
     PieceKind kind;
     uint8_t unit_log;
     uint8_t rows_log;  // kPlane: edges of a tile
     uint8_t cols_log;
     uint8_t narrow;      // kFlat: byte offsets of all units from the first one fit 32 bits
     uint8_t contiguous;  // the fastest dimensions are contiguous, so that vector accesses are possible
-    uint8_t unused[2];
+    uint8_t ragged;      // kPlane: rows begin within sectors in the destination
+    uint8_t unused[5];
 };
 
 // Drop dimensions of one unit and join those that are one dimension in both layouts.
@@ -208,8 +211,12 @@ inline void shape_plane(Piece &piece) {
     piece.rows_log = edge(piece.rows, row_log < area / 2 ? row_log : area / 2);
     piece.cols_log = edge(piece.cols, area - piece.rows_log);
     piece.rows_log = edge(piece.rows, area - piece.cols_log);
+    uint32_t edge_cols = 1u << piece.cols_log, overlap = piece.ragged ? uint32_t(kSector >> piece.unit_log) : 0;
+    if (overlap * 4 > edge_cols || piece.cols <= edge_cols) piece.ragged = 0, overlap = 0;
+    piece.col_step = edge_cols - overlap;
+    uint32_t more = piece.cols > edge_cols ? (piece.cols - edge_cols - 1) / piece.col_step + 1 : 0;
     piece.split[1] = make_divider(((piece.rows - 1) >> piece.rows_log) + 1);
-    piece.split[2] = make_divider(((piece.cols - 1) >> piece.cols_log) + 1);
+    piece.split[2] = make_divider(more + 1);
 }
 
 // Let a short edge `d` of a plane take in an outer dimension that is one with it in the layout of `stride`, the layout
@@ -279,6 +286,8 @@ inline void make_plane(Piece &piece, Walk &walk, int unit) {
     piece.contiguous = walk.src_stride[kRow] == unit && walk.dst_stride[kCol] == unit;
     piece.align = alignment(walk, unit, true) | uint32_t((col.stride | row.stride) & 15);
     piece.split[0] = make_divider(uint32_t(walk.extent[1]));
+    int64_t starts = walk.dst_offset | walk.dst_stride[0] | walk.dst_stride[1] | walk.dst_stride[kRow] | row.stride;
+    piece.ragged = piece.contiguous && starts % kSector != 0;
     shape_plane(piece);
     piece.tiles = uint32_t(walk.extent[0] * walk.extent[1]) * piece.split[1].value * piece.split[2].value;
 }
@@ -385,6 +394,15 @@ CUDECOMP_HD inline void advance(Cursor<Offset> &at, const Piece &piece, uint32_t
     at.dst += Offset(step) * Offset(piece.dst_stride[kCol]);
 }
 
+// kFlat: where a span of units begins that would begin at unit `x`, so that it begins with a sector of the destination
+// or with a row. `bits` are the low bits of the destination's address.
+template <typename Offset>
+CUDECOMP_HD inline uint32_t sector_start(const Piece &piece, uint32_t x, uint32_t bits) {
+    Cursor<Offset> at = seek<Offset>(piece, x);
+    uint32_t before = ((bits + uint32_t(at.dst)) & (kSector - 1)) >> piece.unit_log;
+    return x - (before < at.col ? before : at.col);
+}
+
 // kPlane: where column `col` of the plane begins in the source, from its column 0; likewise for rows in the
 // destination.
 CUDECOMP_HD inline int64_t src_column(const Piece &piece, uint32_t col) {
@@ -409,7 +427,7 @@ struct PlaneTile {
 CUDECOMP_HD inline PlaneTile plane_tile(const Piece &piece, uint32_t t) {
     uint32_t row = quotient(t, piece.split[2]);
     PlaneTile tile;
-    tile.first_col = (t - row * piece.split[2].value) << piece.cols_log;
+    tile.first_col = (t - row * piece.split[2].value) * piece.col_step;
     uint32_t inner = quotient(row, piece.split[1]);
     tile.first_row = (row - inner * piece.split[1].value) << piece.rows_log;
     uint32_t outer = quotient(inner, piece.split[0]);
@@ -422,6 +440,25 @@ CUDECOMP_HD inline PlaneTile plane_tile(const Piece &piece, uint32_t t) {
     tile.rows = rows < 1u << piece.rows_log ? rows : 1u << piece.rows_log;
     tile.cols = cols < 1u << piece.cols_log ? cols : 1u << piece.cols_log;
     return tile;
+}
+
+// kPlane: the columns [first, last) of a tile that it writes of one row. Tiles of a ragged piece overlap by a sector,
+// so that in every row one tile can end and the next one begin with a sector: the last and first ones of a row alone
+// write parts of sectors. `shift` columns are before the first sector. `bits` are the low bits of the address, in this
+// row, of the tile's first column.
+struct Window {
+    uint32_t shift;
+    uint32_t first;
+    uint32_t last;
+};
+
+CUDECOMP_HD inline Window row_window(const Piece &piece, const PlaneTile &tile, uint32_t bits) {
+    Window window = {0, 0, tile.cols};
+    if (!piece.ragged) return window;
+    window.shift = ((0u - bits) & (kSector - 1)) >> piece.unit_log;
+    if (tile.first_col > 0) window.first = window.shift;
+    if (tile.first_col + tile.cols < piece.cols) window.last = piece.col_step + window.shift;
+    return window;
 }
 
 // kFlat: the unit numbers [first, last) of tile `t`; with `one_row`, they lie in one row.
@@ -483,10 +520,13 @@ inline void visit_tile(const Piece &piece, uint32_t t, Visit visit) {
     if (piece.kind == kFlat && piece.narrow) return visit_flat<uint32_t>(piece, t, visit);
     if (piece.kind == kFlat) return visit_flat<int64_t>(piece, t, visit);
     PlaneTile tile = plane_tile(piece, t);
-    for (uint32_t row = 0; row < tile.rows; ++row)
-        for (uint32_t col = 0; col < tile.cols; ++col)
-            visit(tile.src_offset + row * piece.src_stride[kRow] + src_column(piece, tile.first_col + col),
-                  tile.dst_offset + dst_row(piece, tile.first_row + row) + col * piece.dst_stride[kCol]);
+    for (uint32_t row = 0; row < tile.rows; ++row) {
+        int64_t src = tile.src_offset + row * piece.src_stride[kRow];
+        int64_t dst = tile.dst_offset + dst_row(piece, tile.first_row + row);
+        Window window = row_window(piece, tile, uint32_t(dst));
+        for (uint32_t col = window.first; col < window.last; ++col)
+            visit(src + src_column(piece, tile.first_col + col), dst + col * piece.dst_stride[kCol]);
+    }
 }
 
 }  // namespace cudecomp

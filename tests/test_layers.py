@@ -16,6 +16,7 @@ PACKAGE = ROOT / "cudecomp"
 # have no row of their own, and these may import each other. A new module gets its row here.
 LAYERS = (
     {"_build", "errors", "library", "table"},
+    {"aware"},
     {"array", "comm", "stream"},
     {"grid"},
     {"pencil"},
@@ -38,6 +39,7 @@ LAYERS = (
 GEOMETRY = {"grid", "pencil", "exchange", "schedule"}
 # What a module may import from outside the standard library: anything not listed here, numpy alone.
 OUTSIDE = {
+    "aware": {"mpi4py"},
     "comm": {"mpi4py"},
     "cuda": {"cuda"},
     "demo": {"mpi4py", "tqdm"},

@@ -22,6 +22,9 @@ STAGED_BLOCKS = 16
 # Automatic captures kept per plan.
 CACHED_GRAPHS = 64
 
+# Events asked for at one poll.
+EVENTS_AT_ONCE = 8
+
 # Polls between two looks at whether the device has failed.
 POLLS = 1000
 
@@ -191,7 +194,9 @@ class CudaEngine(Engine):
     def _packed(self) -> int:
         """Return how many leading segments are complete."""
         if self._events:
-            while self._done < self._messages and self._events[self._done].done():
+            # A few at a time: asking takes longer than a short pack, and the first messages should leave meanwhile.
+            last = min(self._done + EVENTS_AT_ONCE, self._messages)
+            while self._done < last and self._events[self._done].done():
                 self._done += 1
         else:
             self._done = self._flags.ready(self._done)

@@ -163,7 +163,7 @@ def test_what_was_chosen_is_said(comm, verdict):
 
 def test_a_false_claim_of_awareness_is_found_out(comm, verdict, monkeypatch):
     """An MPI is claimed to take device addresses and cannot: a test message finds that out, and messages are staged."""
-    from cudecomp.transports import aware
+    from cudecomp import aware
 
     monkeypatch.setenv(aware.VARIABLE, "0")
     truth = aware.cuda_aware()[0]

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..library import call_symbol
+from .library import call_symbol
 
 VARIABLE = "CUDECOMP_CUDA_AWARE_MPI"
 
