@@ -23,14 +23,13 @@ import numpy as np
 from mpi4py import MPI
 
 from cudecomp import Exchange, Pencil, ProcessGrid, TransposePlan, Workspace
+from cudecomp.transports import BACKENDS
 
 # Also where PYTHONSAFEPATH keeps the folder of the program out.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import measure
 from baselines import BASELINES
-
-TRANSPORTS = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
 
 
 class Case(NamedTuple):
@@ -60,10 +59,12 @@ def arguments() -> argparse.Namespace:
     add("--halo", type=int, default=0)
     add("--fields", type=int, default=1)
     add("--inplace", action="store_true")
-    add("--transports", nargs="+", default=list(TRANSPORTS))
+    add("--transports", nargs="+", help="default: all that the device has")
     add("--baselines", nargs="*", default=list(BASELINES), help=f"of {', '.join(BASELINES)}; none for none")
     measure.add_options(parser)
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.transports = options.transports or list(BACKENDS[options.device])
+    return options
 
 
 def cases(options: argparse.Namespace, size: int) -> Iterator[Case]:
@@ -106,7 +107,8 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
             name: stack.enter_context(TransposePlan(*case, dtype, comm, device=device.name, backend=name, **keywords))
             for name in options.transports
         }
-        plan = next(iter(plans.values()))
+        # Any transport takes the arrays of the direct one, which needs its own.
+        plan = plans.get("direct") or next(iter(plans.values()))
         src = plan.empty_src()
         arrays = (src,) if options.inplace else (src, plan.empty_dst())
         for array in arrays:

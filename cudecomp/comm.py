@@ -70,6 +70,7 @@ class Communicator:
         self.size = self.mpi.Get_size()
         self._tags = 0
         self._tag_limit = self.mpi.Get_attr(MPI.TAG_UB) or 32767
+        self.registry: Any = None  # of memory that ranks map, made at the first need
         self._aware: tuple[bool, str] | None = None
         self._groups: dict[Hashable, tuple[Any, tuple[int, ...]] | None] = {}
         host = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)

@@ -17,7 +17,9 @@ from .boxes import compile_copies
 from .comm import attempt, ranks_text
 from .errors import PoisonedError
 from .exchange import Exchange
+from .memory import allocate
 from .pack import AddressTable, PackProgram
+from .registry import Registry
 from .schedule import Schedule, aligned, exchange_circle
 from .spec import Spec
 from .workspace import Workspace
@@ -148,6 +150,7 @@ class Engine:
         self._sending = False  # whether there are more to come
         self.generation = 0  # counts the moves of the workspace
         self._running = False
+        self._registry = Registry.of(group) if spec.choice.name == "direct" else None
         _, error = attempt(lambda: self._prepare(exchange_of))
         try:
             group.agree(spec.operation, error)
@@ -161,21 +164,31 @@ class Engine:
     def _prepare(self, exchange_of: Callable[[int, Any], Exchange]) -> None:
         """Do what needs no other rank; memory may run out here."""
         spec = self.spec
+        nodes = spec.nodes or self.group.nodes
         self.schedule = Schedule(
-            exchange_of(self.group.rank, self.group.nodes if self.group.size > 1 else None),
+            exchange_of(self.group.rank, nodes),
             spec.dtype.itemsize,
             fields=spec.fields,
             inplace=spec.inplace,
             zero_copy=spec.zero_copy,
             uniform=spec.choice.name == "mpi_a2a",
+            mapped=self._mapped_ranks(nodes),
         )
         # No other rank takes part; the transport is left alone then.
-        self.alone = not self.schedule.sends and not self.schedule.recvs
+        schedule = self.schedule
+        self.alone = not (schedule.sends or schedule.recvs or schedule.puts or schedule.sources)
         # What arrives in a segment of its own, by message number.
         self._unpack_of = [part.segment for part in self.schedule.recvs]
         self.workspace = spec.workspace or Workspace(self.group.user, spec.device)
-        self.workspace.reserve(self.schedule.workspace_bytes, spec.memory, self)
+        self.workspace.reserve(self.schedule.message_bytes, spec.memory, self)
         self._device_setup()
+
+    def _mapped_ranks(self, nodes: Sequence[int]) -> frozenset[int]:
+        """Return the ranks whose memory this process addresses."""
+        if self._registry is None:
+            return frozenset()
+        here = nodes[self.group.rank]
+        return frozenset(rank for rank in self._registry.reachable if nodes[rank] == here)
 
     def _device_setup(self) -> None:
         """Make the programs of the schedule."""
@@ -194,6 +207,8 @@ class Engine:
         name, group, schedule = self.spec.choice.name, self.group, self.schedule
         if name == "local":
             return
+        if self._registry is not None:
+            self._connect_mapped()
         from .transports.mpi import AllToAll, PointToPoint, Wire
 
         bases = schedule.bases
@@ -205,8 +220,17 @@ class Engine:
             self._mover = AllToAll(members[0], members[1], wire) if members else None
         else:
             tag = group.tag()
-            self._mover = None if self.alone else PointToPoint(group.mpi, wire, tag, name == "mpi_p2p_pl")
+            if schedule.sends or schedule.recvs:
+                self._mover = PointToPoint(group.mpi, wire, tag, name == "mpi_p2p_pl")
         self.rebind()
+
+    def _connect_mapped(self) -> None:
+        """Make what the mapped peers need to know of each other; collective."""
+        raise NotImplementedError
+
+    def empty(self, shape: tuple[int, ...]) -> Any:
+        """Return an uninitialised array of the plan's dtype on its device; collective where transports map memory."""
+        return allocate(shape, self.spec.dtype, self.spec.device)
 
     def rebind(self) -> None:
         """Tell the transport where the workspace lies."""
@@ -287,6 +311,10 @@ class Engine:
     def _advance(self) -> None:
         """Send what has been packed since."""
 
+    def _write(self) -> bool:
+        """Write what mapped peers are ready for; tell whether all is written, and all of theirs is here."""
+        return True
+
     def _unpack(self, segments: list[int]) -> None:
         """Copy arrived messages to the destination."""
         raise NotImplementedError
@@ -315,6 +343,7 @@ class Engine:
         if not self._running:
             return True
         try:
+            written = self._write()
             if self._mover is not None:
                 if self._sending:
                     self._advance()
@@ -322,6 +351,8 @@ class Engine:
                     self._collect()
                 if self._missing or self._sending or not self._mover.sent():
                     return False
+            if not written:
+                return False
             self._finish()
         except BaseException as error:
             self._fail(error)
@@ -332,22 +363,30 @@ class Engine:
 
     def wait(self) -> None:
         """Block until the operation is complete, or the timeout has passed."""
-        spins, last, state = 0, time.monotonic(), (self._sent, len(self._missing))
+        spins, last, state = 0, time.monotonic(), self._progress()
         while not self.test():
             spins += 1
-            if (self._sent, len(self._missing)) != state:
-                spins, last, state = 0, time.monotonic(), (self._sent, len(self._missing))
+            if self._progress() != state:
+                spins, last, state = 0, time.monotonic(), self._progress()
             elif spins > SPINS:
                 os.sched_yield()
                 if self.spec.timeout is not None and time.monotonic() - last > self.spec.timeout:
                     self._time_out()
 
     def _time_out(self) -> None:
-        peers = sorted(self.schedule.recvs[i].peer for i in self._missing)
-        waits = f"messages from {ranks_text(peers)}" if peers else "its own messages to be taken"
-        text = f"{self}: nothing happened for {self.spec.timeout} s while it waited for {waits}"
-        self._poison = text
-        raise TimeoutError(text)
+        peers = self._waits_for()
+        waits = ranks_text(peers) if peers else "its own messages to be taken"
+        error = TimeoutError(f"{self}: nothing happened for {self.spec.timeout} s while it waited for {waits}")
+        self._fail(error)
+        raise error
+
+    def _progress(self) -> Any:
+        """Return something that changes when an operation advances."""
+        return self._sent, len(self._missing)
+
+    def _waits_for(self) -> list[int]:
+        """Return the ranks that something is still to come from."""
+        return sorted(self.schedule.recvs[i].peer for i in self._missing)
 
     # --- ending -------------------------------------------------------------------------------------------------
 

@@ -13,16 +13,16 @@ class HostEngine(Engine):
     """One rank's part of an operation on arrays in host memory."""
 
     def _device_setup(self) -> None:
-        self.pack = self._program(self.schedule.pack)
         self.unpack = self._program(self.schedule.unpack)
-
-    def _record(self, bound: Bound) -> Any:
-        """On the host device the record is the bound operation itself: its arrays were checked."""
-        return bound
+        self.pack = self._program(self.schedule.pack)
 
     def view(self, array: Any, what: str) -> ArrayView:
         """Describe an array in host memory."""
         return host_view(array, what)
+
+    def _record(self, bound: Bound) -> Any:
+        """On the host device the record is the bound operation itself: its arrays were checked."""
+        return bound
 
     def _check_stream(self, bound: Bound, stream: Any) -> None:
         if stream is not None:
@@ -33,9 +33,13 @@ class HostEngine(Engine):
         if self._mover is not None:
             self._mover.post(table)
             self._pack_and_send(bound)
-        self.pack.run(table, self.schedule.message_segments)
+        self.pack.run(table, self.schedule.own_segment)
         if self.spec.inplace:
-            self._unpack_own(bound)
+            self._unpack_own(table)
+
+    def _unpack_own(self, table: Any) -> None:
+        """Move what stays on this rank, and lay in the workspace meanwhile, to its place: everything is packed."""
+        self.unpack.run(table, *self.schedule.own_unpack)
 
     def _pack_and_send(self, bound: Bound) -> None:
         """Pack and start the messages: one after the other where the transport is pipelined, else all at once."""
@@ -50,10 +54,6 @@ class HostEngine(Engine):
             self._send(i + 1)
             if not self.spec.inplace:  # in place, an unpack would overwrite what is still to be packed
                 self._collect()
-
-    def _unpack_own(self, bound: Bound) -> None:
-        """Move what stays on this rank, and lay in the workspace meanwhile, to its place."""
-        self.unpack.run(bound.table, sum(segment >= 0 for segment in self._unpack_of))
 
     def _unpack(self, segments: list[int]) -> None:
         self.unpack.run_list(self._bound.table, segments)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,22 +32,19 @@ def empty(pencil: Pencil, dtype: Any, rank: int, device: str = "host") -> Any:
     -----
     Local. Use `pencil.interior(array, rank)` for a view in axis order.
     """
-    return empty_array(pencil, plan_dtype(dtype), rank, device, 1)
+    return allocate(pencil.memory_shape(rank), plan_dtype(dtype), device)
 
 
-def empty_array(pencil: Pencil, dtype: np.dtype[Any], rank: int, device: str, fields: int) -> Any:
-    """Return an uninitialised array, with a leading axis for several fields."""
+def plan_shape(pencils: Sequence[Pencil], rank: int, fields: int) -> tuple[int, ...]:
+    """Return the shape of an array for a pencil, or of a flat one that holds any of several; fields lead."""
     lead = (fields,) if fields > 1 else ()
-    return _allocate((*lead, *pencil.memory_shape(rank)), dtype, device)
+    if len(pencils) == 1:
+        return (*lead, *pencils[0].memory_shape(rank))
+    return (*lead, max(pencil.size(rank) for pencil in pencils))
 
 
-def empty_inplace(src: Pencil, dst: Pencil, dtype: np.dtype[Any], rank: int, device: str, fields: int) -> Any:
-    """Return an uninitialised flat buffer that holds either pencil, with a leading axis for several fields."""
-    items = max(src.size(rank), dst.size(rank))
-    return _allocate((fields, items) if fields > 1 else (items,), dtype, device)
-
-
-def _allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> Any:
+def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> Any:
+    """Return an uninitialised array on a device."""
     if device == "host":
         return aligned_empty(shape, dtype, ALIGNMENT)
     if device != "cuda":

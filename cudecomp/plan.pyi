@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What type checkers see of the compiled module; tests/test_downstream.py compares the two.
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
@@ -72,13 +73,14 @@ class TransposePlan(Plan):
         *,
         device: Literal["host", "cuda"] = "host",
         backend: str = "auto",
-        launch: Literal["fused", "per_peer"] = "fused",
+        launch: Literal["fused", "per_peer", "per_peer_events"] = "fused",
         graphs: bool | None = None,
         fields: int | None = None,
         inplace: bool = False,
         workspace: Workspace | None = None,
         timeout: float | None = None,
         check: bool = False,
+        nodes: Sequence[int] | None = None,
     ) -> None: ...
     def reverse(self) -> TransposePlan: ...
 

@@ -11,10 +11,12 @@ from cudecomp.binding import Binding
 from cudecomp.comm import attempt, Communicator
 from cudecomp.exchange import Exchange
 from cudecomp.host import HostEngine
-from cudecomp.memory import empty_array, empty_inplace
+from cudecomp.host_direct import DirectEngine
+from cudecomp.memory import plan_shape
+from cudecomp.registry import Registry
 from cudecomp.report import explain, summary
 from cudecomp.spec import transpose_spec
-from cudecomp.transports import with_awareness
+from cudecomp.transports import direct_or, with_awareness
 
 
 cdef class Plan:
@@ -172,17 +174,21 @@ cdef class Plan:
     def empty_src(self):
         """Return an uninitialised array for the source, of its memory shape, with a leading axis for several fields.
 
-        A plan in place gets one flat buffer that holds either pencil. Local on MPI transports. The memory belongs to
-        the array and outlives the plan.
+        A plan in place gets one flat buffer that holds either pencil. Local on MPI transports, collective on "direct",
+        whose peers map it. The memory belongs to the array and outlives the plan.
         """
         return self._empty(self.src)
 
     def empty_dst(self):
-        """Return an uninitialised array for the destination; local on MPI transports, otherwise as `empty_src`."""
+        """Return an uninitialised array for the destination; local or collective, and otherwise, as `empty_src`."""
         return self._empty(self.dst)
 
     def register(self, array):
-        """Make an array known to the transport; MPI transports need nothing, and nothing is done. Local."""
+        """Make an array known to the transport, and return it. Local.
+
+        MPI transports need nothing. On the host device, "direct" can only map arrays that `empty_src` and `empty_dst`
+        made; others pass through the workspace, with one more copy.
+        """
         engine = self._engine_open()
         engine.view(array, f"{engine.spec.operation}.register: array")
         return array
@@ -215,10 +221,10 @@ cdef class Plan:
         return call
 
     def _empty(self, pencil):
-        spec = self._engine_open().spec
-        if spec.inplace:
-            return empty_inplace(spec.src, spec.dst, spec.dtype, self.rank, spec.device, spec.fields)
-        return empty_array(pencil, spec.dtype, self.rank, spec.device, spec.fields)
+        engine = self._engine_open()
+        spec = engine.spec
+        pencils = (spec.src, spec.dst) if spec.inplace else (pencil,)
+        return engine.empty(plan_shape(pencils, self.rank, spec.fields))
 
     def __enter__(self):
         return self
@@ -254,7 +260,8 @@ class TransposePlan(Plan):
     device : {"host", "cuda"}
         Where arrays lie.
     backend : str
-        The transport: "mpi_p2p", "mpi_p2p_pl" (pipelined), "mpi_a2a", "local" (one process), or "auto".
+        The transport: "direct" (the host device only: peers on one host write into each other's memory, others get
+        messages), "mpi_p2p", "mpi_p2p_pl" (pipelined), "mpi_a2a", "local" (one process), or "auto".
     launch : {"fused", "per_peer", "per_peer_events"}
         How a GPU packs: "fused" is one kernel that raises a flag per message; "per_peer" a launch per message, each with
         its flag; "per_peer_events" a launch and an event per message. Without effect on the host device.
@@ -270,6 +277,8 @@ class TransposePlan(Plan):
         Seconds without progress after which a waiting rank raises TimeoutError; None asks CUDECOMP_TIMEOUT, then never.
     check : bool
         Agree on the arguments of each run, so that all ranks raise the same (a reduction per run).
+    nodes : sequence of int, optional
+        Which host each rank is on, for the order of messages and for whom "direct" maps; None asks MPI.
 
     Raises
     ------
@@ -282,9 +291,9 @@ class TransposePlan(Plan):
     """
 
     def __init__(self, src, dst, dtype, comm=None, *, device="host", backend="auto", launch="fused", graphs=None,
-                 fields=None, inplace=False, workspace=None, timeout=None, check=False):
+                 fields=None, inplace=False, workspace=None, timeout=None, check=False, nodes=None):
         options = dict(device=device, backend=backend, launch=launch, graphs=graphs, fields=fields, inplace=inplace,
-                       workspace=workspace, timeout=timeout, check=check)
+                       workspace=workspace, timeout=timeout, check=check, nodes=nodes)
         group = Communicator.of(comm)
         spec, error = attempt(lambda: transpose_spec(group, src, dst, dtype, **options))
         group.agree("TransposePlan", error, spec and spec.table())
@@ -296,7 +305,7 @@ class TransposePlan(Plan):
         return TransposePlan(
             spec.dst, spec.src, spec.dtype, self.comm, device=spec.device, backend=spec.backend,
             launch=spec.launch, graphs=spec.graphs, fields=spec.fields, inplace=spec.inplace,
-            workspace=self.workspace, timeout=spec.timeout, check=spec.check)
+            workspace=self.workspace, timeout=spec.timeout, check=spec.check, nodes=spec.nodes)
 
 
 cdef class Call:
@@ -352,7 +361,10 @@ cdef class Call:
 def _build(Plan plan, spec, group, exchange_of):
     """Give a plan the engine of its device; collective."""
     if spec.device == "host":
-        plan._engine = HostEngine(spec, group, exchange_of)
+        if spec.backend == "auto" and group.size > 1:
+            spec = replace(spec, choice=direct_or(spec.choice, Registry.of(group).reachable_by_any))
+        engine = DirectEngine if spec.choice.name == "direct" else HostEngine
+        plan._engine = engine(spec, group, exchange_of)
         return
     from cudecomp.cuda.engine import CudaEngine
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _build
-from .transports import BACKENDS
 from .aware import LAUNCHER, cuda_aware
+from .transports import BACKENDS
 
 Facts = dict[str, Any]
 

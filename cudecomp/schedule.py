@@ -7,6 +7,7 @@ in the schedule. Both ends of a message derive its wire order from the same numb
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
@@ -24,9 +25,14 @@ PERMUTED_PASS = 1.5
 
 
 class Bases(NamedTuple):
-    """The numbering of base addresses: `fields` sources, `fields` destinations, send and receive workspace, flags."""
+    """The numbering of base addresses.
+
+    `fields` sources, `fields` destinations, send and receive workspace, flags, the landing, and for each of `mapped`
+    peers its destination arrays and its flags.
+    """
 
     fields: int
+    mapped: int = 0
 
     def src(self, field: int) -> int:
         """Return the base of the source array of a field."""
@@ -52,9 +58,22 @@ class Bases(NamedTuple):
         return 2 * self.fields + 2
 
     @property
+    def landing(self) -> int:
+        """The base of the workspace that peers write into, laid out as the destination arrays, field after field."""
+        return 2 * self.fields + 3
+
+    def peer(self, number: int, field: int) -> int:
+        """Return the base of a mapped peer's destination array of a field."""
+        return 2 * self.fields + 4 + number * (self.fields + 1) + field
+
+    def peer_flags(self, number: int) -> int:
+        """Return the base of a mapped peer's flags."""
+        return self.peer(number, self.fields)
+
+    @property
     def length(self) -> int:
         """The length of the table of base addresses."""
-        return 2 * self.fields + 3
+        return self.peer(self.mapped, 0)
 
 
 class Copy(NamedTuple):
@@ -77,6 +96,14 @@ class Part(NamedTuple):
     offset: int
     items: int
     segment: int  # of the pack or unpack program; -1: the message lies in the user's array, nothing to pack or unpack
+
+
+class Put(NamedTuple):
+    """The items that go straight into a mapped peer's memory, by a segment of the pack program."""
+
+    peer: int
+    items: int
+    segment: int
 
 
 def packed_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
@@ -116,15 +143,23 @@ class Schedule:
         Messages may start from, and land in, the user's arrays where their boxes have no gaps. The same on all ranks.
     uniform : bool
         All messages to send come from one base, and all received ones land in one (an all-to-all needs this).
+    mapped : frozenset of int
+        Ranks whose memory this process can address. They get no messages: each item is written in its final place, or
+        in the receiver's landing, which is laid out like its destination. Mapping is mutual.
 
     Attributes
     ----------
     sends, recvs : tuple of Part
         Messages to other ranks, in the order of the exchange.
     pack, unpack : tuple of tuple of Copy
-        The copies of each segment. After the segments of the messages, `pack` has one for the items that stay on this
-        rank (none where they stay in place); with `inplace` that segment fills the workspace and `unpack` ends with its
-        counterpart.
+        The copies of each segment. After the segments of the messages, `pack` has those of the puts and one for the
+        items that stay on this rank (none where they stay in place); with `inplace` that segment fills the workspace
+        and `unpack` has its counterpart after the segments of the messages. With mapped peers `unpack` ends with a
+        segment that copies everything out of the landing.
+    puts : tuple of Put
+        What goes straight to mapped peers, in the order of the exchange.
+    sources : tuple of int
+        The mapped peers that write into this rank's memory, in the order of the exchange.
     send_items, recv_items : int
         The items of the two parts of the workspace, gaps for alignment included.
     """
@@ -135,11 +170,35 @@ class Schedule:
     inplace: bool = False
     zero_copy: bool = True
     uniform: bool = False
+    mapped: frozenset[int] = frozenset()
 
     @cached_property
     def bases(self) -> Bases:
-        """The numbering of base addresses."""
-        return Bases(self.fields)
+        """The numbering of base addresses; mapped peers are numbered in the order of `puts`."""
+        return Bases(self.fields, sum(message.peer in self._others for message in self.exchange.sends))
+
+    @property
+    def _others(self) -> frozenset[int]:
+        return self.mapped - {self.exchange.rank}
+
+    @cached_property
+    def puts(self) -> tuple[Put, ...]:
+        """What goes straight to mapped peers, in the order of the exchange."""
+        peers = (message for message in self.exchange.sends if message.peer in self._others)
+        return tuple(
+            Put(message.peer, message.items * self.fields, self.message_segments + number)
+            for number, message in enumerate(peers)
+        )
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """The mapped peers that write into this rank's memory, in the order of the exchange."""
+        return tuple(message.peer for message in self.exchange.recvs if message.peer in self._others)
+
+    @property
+    def landing_items(self) -> int:
+        """The items of the landing: what the destination arrays hold, where there are sources."""
+        return self.exchange.dst.size(self.exchange.rank) * self.fields if self.sources else 0
 
     @property
     def sends(self) -> tuple[Part, ...]:
@@ -172,14 +231,35 @@ class Schedule:
         return self._unpack_side[2]
 
     @property
+    def message_bytes(self) -> int:
+        """The bytes of workspace that messages need on this rank, alignment included."""
+        return aligned(self.send_items * self.itemsize) + aligned(self.recv_items * self.itemsize)
+
+    @property
+    def landing_bytes(self) -> int:
+        """The bytes of workspace that mapped peers write into, alignment included."""
+        return aligned(self.landing_items * self.itemsize)
+
+    @property
     def workspace_bytes(self) -> int:
         """The bytes of workspace this rank needs, alignment included."""
-        return aligned((self.send_items) * self.itemsize) + aligned(self.recv_items * self.itemsize)
+        return self.message_bytes + self.landing_bytes
 
     @property
     def message_segments(self) -> int:
-        """How many segments of the pack program belong to messages; what follows stays on this rank."""
+        """How many segments of the pack program belong to messages; those of the puts follow."""
         return sum(part.segment >= 0 for part in self.sends)
+
+    @property
+    def own_segment(self) -> int:
+        """The segment of the pack program from which on items stay on this rank."""
+        return self.message_segments + len(self.puts)
+
+    @property
+    def own_unpack(self) -> tuple[int, int]:
+        """The range of segments of the unpack program for the items that stay on this rank: one in place, else none."""
+        first = sum(part.segment >= 0 for part in self.recvs)
+        return first, len(self.unpack) - bool(self.sources)
 
     @cached_property
     def stays(self) -> bool:
@@ -205,7 +285,9 @@ class Schedule:
             found.append(f"{sent} of {len(self.sends)} messages leave from the source array (already packed)")
         if landed:
             found.append(f"{landed} of {len(self.recvs)} messages land in the destination array (no unpack)")
-        if not self.sends and not self.recvs:
+        if self.puts:
+            found.append(f"{len(self.puts)} peers are mapped: items are written into their memory, without a message")
+        if not (self.sends or self.recvs or self.puts or self.sources):
             found.append("no other rank takes part: one local copy")
         if self.inplace and self.stays and own(self.exchange.sends, self.exchange.rank) is not None:
             found.append("the items of this rank stay where they are")
@@ -224,7 +306,7 @@ class Schedule:
     ) -> tuple[tuple[Part, ...], tuple[tuple[Copy, ...], ...], int]:
         """Lay the messages of one direction out: parts, segments of copies, items of workspace."""
         rank = self.exchange.rank
-        others = [message for message in messages if message.peer != rank]
+        others = [message for message in messages if message.peer not in self.mapped | {rank}]
         skip = [self._lies_in_array(message, packing) for message in others]
         if self.uniform and not all(skip):
             skip = [False] * len(others)
@@ -241,6 +323,8 @@ class Schedule:
             )
             segments.append(self._copies(message, used, packing))
             used = self._round_up(used + items)
+        if packing:
+            segments += self._put_copies()
         mine = own(messages, rank)
         if mine is not None and not self.stays:
             if self.inplace:
@@ -249,6 +333,8 @@ class Schedule:
                 used = self._round_up(used + mine.items * self.fields) if packing else used
             elif packing:
                 segments.append(self._local_copies(mine))
+        if self.sources and not packing:
+            segments.append(self._landing_copies())
         return tuple(parts), tuple(segments), used
 
     @cached_property
@@ -256,7 +342,7 @@ class Schedule:
         """Where, in place, the items that stay on this rank lie in the send workspace: after all messages."""
         rank, used = self.exchange.rank, 0
         for message in self.exchange.sends:
-            if message.peer != rank:
+            if message.peer not in self.mapped | {rank}:
                 used = self._round_up(used + message.items * self.fields)
         return used
 
@@ -334,6 +420,37 @@ class Schedule:
                     copies.append(Copy(box.shape, base, offset, packed, *near))
                 offset += prod(box.shape)
         return tuple(copies)
+
+    def _put_copies(self) -> Iterator[tuple[Copy, ...]]:
+        """Yield the copies into each mapped peer's destination arrays."""
+        src, dst, rank = self.exchange.src, self.exchange.dst, self.exchange.rank
+        puts = (message for message in self.exchange.sends if message.peer in self._others)
+        for number, (peer, boxes) in enumerate(puts):
+            yield tuple(
+                Copy(
+                    box.shape,
+                    self.bases.src(field),
+                    src.offset(rank, box.src_start),
+                    self._strides(src, rank),
+                    self.bases.peer(number, field),
+                    dst.offset(peer, box.dst_start),
+                    self._strides(dst, peer),
+                )
+                for field in range(self.fields)
+                for box in boxes
+            )
+
+    def _landing_copies(self) -> tuple[Copy, ...]:
+        """Return the copies from the landing to the destination: the same places, another base."""
+        dst, rank = self.exchange.dst, self.exchange.rank
+        strides, size = self._strides(dst, rank), dst.size(rank)
+        boxes = [box for peer, boxes in self.exchange.recvs if peer in self._others for box in boxes]
+        return tuple(
+            Copy(box.shape, self.bases.landing, field * size + at, strides, self.bases.dst(field), at, strides)
+            for field in range(self.fields)
+            for box in boxes
+            for at in (dst.offset(rank, box.dst_start),)
+        )
 
     def _local_copies(self, message: Message) -> tuple[Copy, ...]:
         src, dst, rank = self.exchange.src, self.exchange.dst, self.exchange.rank

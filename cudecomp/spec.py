@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ class Spec:
     inplace: bool
     timeout: float | None
     check: bool
+    nodes: tuple[int, ...] | None
     workspace: Workspace | None
 
     @property
@@ -96,6 +98,7 @@ def _spec(
     workspace: Workspace | None,
     timeout: float | None,
     check: bool,
+    nodes: Sequence[int] | None,
 ) -> Spec:
     _one_of("device", device, DEVICES)
     _one_of("launch", launch, LAUNCHES)
@@ -115,6 +118,7 @@ def _spec(
         inplace=_flag("inplace", inplace),
         timeout=_timeout(timeout),
         check=_flag("check", check),
+        nodes=_nodes(nodes, group.size),
         workspace=_workspace(workspace, group, device),
     )
 
@@ -174,6 +178,18 @@ def _timeout(timeout: Any) -> float | None:
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout!r}, expected more than 0 seconds")
     return float(timeout)
+
+
+def _nodes(nodes: Any, size: int) -> tuple[int, ...] | None:
+    if nodes is None:
+        return None
+    try:
+        found = tuple(int(node) for node in nodes)
+    except (TypeError, ValueError):
+        raise TypeError(f"nodes is {nodes!r}, expected one integer per rank, or None") from None
+    if len(found) != size:
+        raise ValueError(f"nodes has {len(found)} entries, expected {size}, one per rank")
+    return found
 
 
 def _workspace(workspace: Any, group: Any, device: str) -> Workspace | None:

@@ -54,11 +54,13 @@ class Workspace:
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
         self._holder: Any = None
         self.last_use: Any = None  # on a GPU: an event after the last operation in this memory
+        self.shared: Any = None  # (number, segment) in the registry of memory that peers map
 
     @property
     def nbytes(self) -> int:
         """The bytes this rank holds now, of all kinds of memory."""
-        return sum(memory.nbytes for memory in self._memory.values())
+        mapped = self.shared[1].nbytes if self.shared else 0
+        return mapped + sum(memory.nbytes for memory in self._memory.values())
 
     def memory(self, kind: str) -> Any:
         """Return the owner of the memory of a kind: "host", "pinned" or "device". Local."""
@@ -78,6 +80,13 @@ class Workspace:
             for other in list(self._tenants):
                 other.rebind()
         self._tenants.add(tenant)
+
+    def share(self, nbytes: int, registry: Any) -> None:
+        """Have at least `nbytes` of memory that peers can map; collective over the registry's communicator."""
+        short = self.shared is None or nbytes > self.shared[1].nbytes
+        if any(registry.group.mpi.allgather(short)):
+            held = 0 if self.shared is None else self.shared[1].nbytes
+            self.shared = registry.register(max(nbytes, held))
 
     def release(self, tenant: Tenant) -> None:
         """Forget a tenant. Local."""

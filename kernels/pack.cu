@@ -94,8 +94,8 @@ struct Job {
 
 // The branches of the kernel meet at different places, hence named barriers and no __syncthreads.
 enum Barrier {
-    kTile = 1,  // all threads: a tile is done, the next one is prepared
-    kTurn = 2   // workers: a tile is complete in shared memory
+    kTile = 0,  // all threads: a tile is done, the next one is prepared
+    kTurn = 1   // workers: a tile is complete in shared memory
 };
 
 __device__ void wait_barrier(int id, int threads) {
@@ -188,34 +188,58 @@ __device__ void copy_line(const Job &job, int worker) {
     if (tail < job.last) store(dst + tail, load<unsigned char>(src + tail));
 }
 
-// Units in walked order, a vector of them per access; single units where the fastest dimensions are not contiguous. A
-// warp takes a span of neighbours, so that most of its accesses only step along a row, and begins it with a sector.
-// Spans are a sector shorter than what a batch could take.
+// Long rows: a warp copies a span, and its accesses only differ by constants.
+template <typename Vector>
+__device__ void copy_spans(const Job &job, int worker) {
+    constexpr int kBatch = batch_size<Vector>(8);
+    const Piece &piece = job.piece;
+    const int unit_log = piece.unit_log, vector = int(sizeof(Vector)) >> unit_log, lane = worker % kWarp;
+    const Span tile = {job.first, job.last, false};
+    const uint32_t bits = uint32_t(uintptr_t(job.dst)), count = span_count(piece, tile);
+    for (uint32_t n = worker / kWarp; n < count; n += kWorkers / kWarp) {
+        const RowSpan span = row_span(piece, tile, n, bits);
+        const uint32_t length = uint32_t(span.last - span.first);
+        if (span.last <= span.first) continue;
+        for (int col = span.begin + lane * vector; col < span.last; col += kBatch * kWarp * vector) {
+            const char *src = job.src + span.src + (int64_t(col) << unit_log);
+            char *dst = job.dst + span.dst + (int64_t(col) << unit_log);
+            Vector values[kBatch];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                values[i] = Vector{};
+                if (uint32_t(col + i * kWarp * vector - span.first) < length)
+                    values[i] = load_cached<Vector>(src + i * kWarp * int(sizeof(Vector)));
+            }
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i)
+                if (uint32_t(col + i * kWarp * vector - span.first) < length)
+                    store(dst + i * kWarp * int(sizeof(Vector)), values[i]);
+        }
+    }
+}
+
+// Units in walked order, a vector of them per access; single units where the fastest dimensions are not contiguous. The
+// accesses of a batch are neighbours in a warp, so that some of them only step along a row.
 template <typename Vector, typename Offset>
 __device__ void copy_flat(const Job &job, int worker) {
-    constexpr int kBatch = sizeof(Offset) == 4 ? batch_size<Vector>(8) : 2;  // registers
-    const Piece &piece = job.piece;
-    const uint32_t vector = sizeof(Vector) >> piece.unit_log, step = kWarp * vector;
-    const uint32_t span = kBatch * step - (kSector >> piece.unit_log);
+    constexpr int kBatch = sizeof(Offset) == 4 ? 4 : 2;  // registers
+    const uint32_t vector = sizeof(Vector) >> job.piece.unit_log, step = kWarp * vector;
     const char *src = job.src;
     char *dst = job.dst;
-    const uint32_t bits = uint32_t(uintptr_t(dst)), last = job.last;
-    for (uint32_t at_span = job.first + worker / kWarp * span; at_span < last; at_span += kWorkers / kWarp * span) {
-        uint32_t x = at_span == job.first ? at_span : sector_start<Offset>(piece, at_span, bits);
-        const uint32_t end = at_span + span < last ? sector_start<Offset>(piece, at_span + span, bits) : last;
-        x += worker % kWarp * vector;
+    const uint32_t last = job.last, lane = worker % kWarp, warp = worker / kWarp;
+    for (uint32_t x = job.first + warp * kBatch * step + lane * vector; x < last; x += kWorkers * kBatch * vector) {
         Vector values[kBatch];
         Offset to[kBatch];
-        Cursor<Offset> at = seek<Offset>(piece, min(x, end - vector));
+        Cursor<Offset> at = seek<Offset>(job.piece, x);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             values[i] = load_cached<Vector>(src + at.src);
             to[i] = at.dst;
-            if (i + 1 < kBatch && at.x + step < end) advance(at, piece, step);
+            if (i + 1 < kBatch && at.x + step < last) advance(at, job.piece, step);
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i)
-            if (x + i * step < end) store(dst + to[i], values[i]);
+            if (x + i * step < last) store(dst + to[i], values[i]);
     }
 }
 
@@ -310,28 +334,53 @@ __device__ void read_plane(const Job &job, Vector *tile, const Swizzle &swizzle,
     }
 }
 
-// Lanes are turned by a row's shift, so that the stores of a warp begin with a sector.
+// A warp per row, for rows of at least a warp of vectors. Its stores begin with a sector.
 template <bool kSplit, int kUnit, typename Vector>
-__device__ void write_rows(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
+__device__ void write_long_rows(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
+    constexpr int kCountLog = log2_of(sizeof(Vector) / kUnit);
+    const int64_t row_stride = job.piece.dst_stride[kRow], col_stride = job.piece.dst_stride[kCol] << kCountLog;
+    const int lane = worker % kWarp;
+    for (uint32_t row = worker / kWarp; row < job.tile.rows; row += kWorkers / kWarp) {
+        const uint32_t number = job.tile.first_row + row;
+        char *dst = job.dst + (kSplit ? dst_row(job.piece, number) : number * row_stride);
+        const Window window = row_window(job.piece, job.tile, uint32_t(uintptr_t(dst)));
+        const int first = window.first >> kCountLog, last = window.last >> kCountLog;
+        const uint32_t place = row << swizzle.row_log, spread = group_swizzle(swizzle, row >> kCountLog);
+        int col = int(window.shift >> kCountLog) + lane - (window.first < window.shift ? kWarp : 0);
+        dst += col * col_stride;
+#pragma unroll 4
+        for (; col < last; col += kWarp, dst += kWarp * col_stride)
+            if (col >= first) store(dst, tile[(place + col) ^ spread]);
+    }
+}
+
+// Rows shorter than a warp: several at once.
+template <bool kSplit, int kUnit, typename Vector>
+__device__ void write_short_rows(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
     constexpr int kCountLog = log2_of(sizeof(Vector) / kUnit), kBatch = batch_size<Vector>(8);
-    const PlaneTile &at = job.tile;
-    const uint32_t lanes_log = swizzle.row_log, step = kWorkers >> lanes_log, rows = at.rows;
-    const uint32_t mask = (1u << lanes_log) - 1, lane = worker & mask;
-    uint32_t row = worker >> lanes_log;
-    const int64_t stride = step * job.piece.dst_stride[kRow], col_stride = job.piece.dst_stride[kCol];
-    char *dst = job.dst + (at.first_row + row) * job.piece.dst_stride[kRow];
+    const uint32_t lanes_log = swizzle.row_log, step = kWorkers >> lanes_log, rows = job.tile.rows;
+    const uint32_t col = (worker & ((1u << lanes_log) - 1)) << kCountLog;
+    uint32_t row = worker >> lanes_log, place = worker;
+    const int64_t stride = step * job.piece.dst_stride[kRow];
+    char *base = job.dst + col * job.piece.dst_stride[kCol];
+    char *dst = base + (job.tile.first_row + row) * job.piece.dst_stride[kRow];
+    if (col >= job.tile.cols) return;
     while (row < rows) {
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i, row += step, dst += stride) {
+        for (int i = 0; i < kBatch; ++i, row += step, place += kWorkers, dst += stride) {
             if (row >= rows) break;
-            char *to = kSplit ? job.dst + dst_row(job.piece, at.first_row + row) : dst;
-            const Window window = row_window(job.piece, at, uint32_t(uintptr_t(to)));
-            const uint32_t vector = (lane + (window.shift >> kCountLog)) & mask, col = vector << kCountLog;
-            if (col < window.first || col >= window.last) continue;
-            const uint32_t place = (row << lanes_log) + vector;
-            store(to + col * col_stride, tile[place ^ group_swizzle(swizzle, row >> kCountLog)]);
+            char *to = kSplit ? base + dst_row(job.piece, job.tile.first_row + row) : dst;
+            store(to, tile[place ^ group_swizzle(swizzle, row >> kCountLog)]);
         }
     }
+}
+
+template <bool kSplit, int kUnit, typename Vector>
+__device__ void write_plane(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
+    if ((1u << swizzle.row_log) >= kWarp)
+        write_long_rows<kSplit, kUnit>(job, tile, swizzle, worker);
+    else
+        write_short_rows<kSplit, kUnit>(job, tile, swizzle, worker);
 }
 
 template <int kUnit, int kWidth>
@@ -343,9 +392,9 @@ __device__ void turn_plane(const Job &job, void *memory, int worker) {
     read_plane<kUnit>(job, tile, swizzle, worker);
     wait_barrier(kTurn, kWorkers);
     if (job.piece.dst_row_skip == 0)
-        write_rows<false, kUnit>(job, tile, swizzle, worker);
+        write_plane<false, kUnit>(job, tile, swizzle, worker);
     else
-        write_rows<true, kUnit>(job, tile, swizzle, worker);
+        write_plane<true, kUnit>(job, tile, swizzle, worker);
 }
 
 // Vectors are wider than 8 bytes only for units of at least 4: a square of narrower units would not fit the registers.
@@ -370,6 +419,8 @@ template <typename Vector>
 __device__ void do_flat(const Job &job, int worker) {
     if (job.kind == kLine)
         copy_line<Vector>(job, worker);
+    else if (job.piece.span != 0)
+        copy_spans<Vector>(job, worker);
     else if (job.piece.narrow)
         copy_flat<Vector, uint32_t>(job, worker);
     else

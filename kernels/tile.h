@@ -110,8 +110,10 @@ constexpr int64_t kPieceBytes = 1 << 30;  // a piece has at most these bytes, so
 constexpr int kEdgeLog = 8;               // the longest edge of a permuted tile has 2^8 units
 constexpr int kRowBytesLog = 8;           // what a permuted tile reads in one run, where the plane allows it
 constexpr int64_t kThin = 3;              // a permuted plane with a shorter edge is walked in flat order instead
-constexpr int kSector = 32;     // bytes; a store of a part of a sector costs as much as two or three whole ones
-constexpr int64_t kShort = 64;  // a shorter edge of a plane takes an outer dimension in, where it can
+constexpr int kSector = 32;            // bytes; a store of a part of a sector costs as much as two or three whole ones
+constexpr int64_t kLongRow = 256;      // bytes; such rows of a flat piece are copied as spans of a warp each
+constexpr int64_t kSpanVectors = 256;  // a span is at most so many vector accesses
+constexpr int64_t kShort = 64;         // a shorter edge of a plane takes an outer dimension in, where it can
 
 // Division by a constant with one multiplication; exact for numerators below 2^31.
 struct Divider {
@@ -162,7 +164,9 @@ struct Piece {
     Divider split[3];  // kFlat: by extents 1, 2, 3; kPlane: by extent 1 and the number of row and column tiles
     Divider row_split;
     Divider col_split;
-    uint32_t rows;  // extent of the plane
+    Divider row_spans;  // kFlat: how many spans a row is cut into
+    uint32_t span;      // kFlat: units of a span, whole sectors; 0 where rows are too short for spans
+    uint32_t rows;      // extent of the plane
     uint32_t cols;
     uint32_t col_step;  // kPlane: from one tile to the next; less than an edge where tiles overlap, see row_window
     PieceKind kind;
@@ -212,7 +216,9 @@ inline void shape_plane(Piece &piece) {
     piece.cols_log = edge(piece.cols, area - piece.rows_log);
     piece.rows_log = edge(piece.rows, area - piece.cols_log);
     uint32_t edge_cols = 1u << piece.cols_log, overlap = piece.ragged ? uint32_t(kSector >> piece.unit_log) : 0;
-    if (overlap * 4 > edge_cols || piece.cols <= edge_cols) piece.ragged = 0, overlap = 0;
+    // Only where a row of a tile is at least a warp of the widest vectors.
+    int vector_log = piece.unit_log == 0 ? 3 : piece.unit_log == 1 ? 2 : 4 - piece.unit_log;
+    if (piece.cols_log < 5 + vector_log || piece.cols <= edge_cols) piece.ragged = 0, overlap = 0;
     piece.col_step = edge_cols - overlap;
     uint32_t more = piece.cols > edge_cols ? (piece.cols - edge_cols - 1) / piece.col_step + 1 : 0;
     piece.split[1] = make_divider(((piece.rows - 1) >> piece.rows_log) + 1);
@@ -298,6 +304,11 @@ inline void make_flat(Piece &piece, const Walk &walk, int unit) {
     piece.narrow = is_narrow(walk);
     for (int d = 1; d < CUDECOMP_DIMS; ++d) piece.split[d - 1] = make_divider(uint32_t(walk.extent[d]));
     piece.tiles = ((piece.units - 1) >> (kTileBytesLog - piece.unit_log)) + 1;
+    int64_t width = piece.align & (0u - piece.align), sector = kSector / unit, cols = walk.extent[kCol];
+    if (!piece.contiguous || cols * unit < kLongRow) return;
+    int64_t most = kSpanVectors * width / unit, spans = (cols + sector - 1 + most - 1) / most;
+    piece.row_spans = make_divider(uint32_t(spans));
+    piece.span = uint32_t(((cols + sector - 1 + spans - 1) / spans + sector - 1) / sector * sector);
 }
 
 // A collapsed box of at most kPieceBytes.
@@ -392,15 +403,6 @@ CUDECOMP_HD inline void advance(Cursor<Offset> &at, const Piece &piece, uint32_t
     at.col += step;
     at.src += Offset(step) * Offset(piece.src_stride[kCol]);
     at.dst += Offset(step) * Offset(piece.dst_stride[kCol]);
-}
-
-// kFlat: where a span of units begins that would begin at unit `x`, so that it begins with a sector of the destination
-// or with a row. `bits` are the low bits of the destination's address.
-template <typename Offset>
-CUDECOMP_HD inline uint32_t sector_start(const Piece &piece, uint32_t x, uint32_t bits) {
-    Cursor<Offset> at = seek<Offset>(piece, x);
-    uint32_t before = ((bits + uint32_t(at.dst)) & (kSector - 1)) >> piece.unit_log;
-    return x - (before < at.col ? before : at.col);
 }
 
 // kPlane: where column `col` of the plane begins in the source, from its column 0; likewise for rows in the
@@ -502,12 +504,55 @@ CUDECOMP_HD inline Swizzle make_swizzle(int rows_log, int cols_log, int unit_log
 // What is xor-ed to the row-major places of a group of rows.
 CUDECOMP_HD inline uint32_t group_swizzle(const Swizzle &s, uint32_t group) { return (group << s.shift) & s.mask; }
 
+// kFlat: span number `n` of a tile, where rows are cut into spans: columns [first, last) of one row, which begins at
+// the given offsets. Accesses count from `begin`, at most `first`, so that they begin with a sector of the destination.
+// `bits` are the low bits of the destination's address.
+struct RowSpan {
+    int64_t src;
+    int64_t dst;
+    int32_t begin;
+    int32_t first;
+    int32_t last;
+};
+
+CUDECOMP_HD inline uint32_t span_count(const Piece &piece, const Span &tile) {
+    return (quotient(tile.last - 1, piece.split[2]) - quotient(tile.first, piece.split[2]) + 1) * piece.row_spans.value;
+}
+
+CUDECOMP_HD inline RowSpan row_span(const Piece &piece, const Span &tile, uint32_t n, uint32_t bits) {
+    uint32_t up = quotient(n, piece.row_spans), row = quotient(tile.first, piece.split[2]) + up;
+    int32_t cols = int32_t(piece.split[2].value), start = int32_t(row * piece.split[2].value);
+    uint32_t inner = quotient(row, piece.split[1]);
+    row -= inner * piece.split[1].value;
+    uint32_t outer = quotient(inner, piece.split[0]);
+    inner -= outer * piece.split[0].value;
+    RowSpan span;
+    span.src = row * piece.src_stride[kRow] + inner * piece.src_stride[1] + outer * piece.src_stride[0];
+    span.dst = row * piece.dst_stride[kRow] + inner * piece.dst_stride[1] + outer * piece.dst_stride[0];
+    int32_t before = int32_t(((bits + uint32_t(span.dst)) & (kSector - 1)) >> piece.unit_log);
+    span.begin = int32_t((n - up * piece.row_spans.value) * piece.span) - before;
+    span.first = int32_t(tile.first) - start;
+    if (span.first < span.begin) span.first = span.begin;
+    if (span.first < 0) span.first = 0;
+    span.last = int32_t(tile.last) - start;
+    if (span.last > cols) span.last = cols;
+    if (span.last > span.begin + int32_t(piece.span)) span.last = span.begin + int32_t(piece.span);
+    return span;
+}
+
 // Call visit(src_offset, dst_offset) for every unit that tile `t` of a piece copies, with the arithmetic of the
 // kernels.
 template <typename Offset, typename Visit>
 inline void visit_flat(const Piece &piece, uint32_t t, Visit visit) {
     Span span = flat_tile(piece, t);
     if (span.first == span.last) return;
+    for (uint32_t n = 0; piece.span && n < span_count(piece, span); ++n) {
+        RowSpan part = row_span(piece, span, n, uint32_t(piece.dst_offset));
+        for (int32_t col = part.first; col < part.last; ++col)
+            visit(piece.src_offset + part.src + (int64_t(col) << piece.unit_log),
+                  piece.dst_offset + part.dst + (int64_t(col) << piece.unit_log));
+    }
+    if (piece.span) return;
     Cursor<Offset> at = seek<Offset>(piece, span.first);
     for (;; advance(at, piece, 1)) {
         visit(piece.src_offset + int64_t(at.src), piece.dst_offset + int64_t(at.dst));

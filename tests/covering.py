@@ -26,7 +26,8 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
                 turn = len(rows) + factor  # breaks ties by turns, so that values without missing pairs vary as well
                 values = len(factors[names[factor]])
                 row[factor] = max(
-                    range(values), key=lambda i: (len(missing.intersection(_met(row, factor, i))), -((i - turn) % values))
+                    range(values),
+                    key=lambda i: (len(missing.intersection(_met(row, factor, i))), -((i - turn) % values)),
                 )
         missing.difference_update(itertools.combinations(sorted(row.items()), 2))
         rows.append({name: factors[name][row[factor]] for factor, name in enumerate(names)})

@@ -96,12 +96,16 @@ def test_contiguous(array, contiguous):
     assert host_view(array, "a").contiguous == contiguous
 
 
-@pytest.mark.parametrize("dtype", ["i1", "f4", ">f8", "c16", "V3", "S5", "M8[s]", float, np.float16, [("a", "i4"), ("b", "f8")]])
+@pytest.mark.parametrize(
+    "dtype", ["i1", "f4", ">f8", "c16", "V3", "S5", "M8[s]", float, np.float16, [("a", "i4"), ("b", "f8")]]
+)
 def test_dtypes(dtype):
     assert plan_dtype(dtype) == np.dtype(dtype)
 
 
-@pytest.mark.parametrize("dtype", [None, object, "O", [("a", "O")], "S0", "V0", str, "nonsense", 3.5, ("f8", 3)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [None, object, "O", [("a", "O")], "S0", "V0", str, "nonsense", 3.5, ("f8", 3)], ids=str
+)
 def test_unsupported_dtypes(dtype):
     """The last one is no item type: NumPy turns it into another axis."""
     with pytest.raises(TypeError, match="dtype is"):

@@ -87,7 +87,9 @@ def test_a_box_is_copied_and_nothing_else(box):
 
 
 @pytest.mark.parametrize("unit", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 65, 7), (64, 32, 32), (7, 100, 31), (1, 300, 2), (2, 1, 257), (40, 40, 1)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (33, 65, 7), (64, 32, 32), (7, 100, 31), (1, 300, 2), (2, 1, 257), (40, 40, 1)]
+)
 def test_all_permutations(unit, shape):
     source = memory(int(np.prod(shape)) * unit, values=3)
     array = source.view(f"V{unit}").reshape(shape)

@@ -207,7 +207,13 @@ def test_wrong_arrays(plan, name):
     for action in (plan.run, plan.bind, plan.capture):
         with pytest.raises(kind, match=text):
             action(src, dst)
-    if isinstance(dst, np.ndarray) and dst.shape == SHAPE and dst.dtype == "f8" and dst.flags.c_contiguous and name != "read-only":
+    if (
+        isinstance(dst, np.ndarray)
+        and dst.shape == SHAPE
+        and dst.dtype == "f8"
+        and dst.flags.c_contiguous
+        and name != "read-only"
+    ):
         reference.check(Y, 0, dst, reference.poisoned(Y, 0, "f8"))
     assert plan.stats["runs"] == plan.stats["captures"] == 0
     assert not Trial(plan).run()
@@ -313,7 +319,12 @@ def test_in_place_of_fields_in_a_sequence():
 def test_a_stream_is_refused(plan):
     src, dst = plan.empty_src(), plan.empty_dst()
     call = plan.capture(src, dst)
-    for action in (lambda: plan.run(src, dst, stream=1), lambda: call.run(1), lambda: call.replay(1), lambda: call.start(1)):
+    for action in (
+        lambda: plan.run(src, dst, stream=1),
+        lambda: call.run(1),
+        lambda: call.replay(1),
+        lambda: call.start(1),
+    ):
         with pytest.raises(ValueError, match="expected None on the host device"):
             action()
     call.run()
@@ -355,7 +366,10 @@ def test_a_shared_workspace():
     workspace = Workspace()
     options = {"workspace": workspace, "inplace": True}
     turned = X.pencil(1, order=(2, 1, 0))
-    with TransposePlan(X, turned, "f8", **options) as small, TransposePlan(X, turned, "c16", fields=2, **options) as large:
+    with (
+        TransposePlan(X, turned, "f8", **options) as small,
+        TransposePlan(X, turned, "c16", fields=2, **options) as large,
+    ):
         assert small.workspace is large.workspace is workspace
         assert workspace.nbytes == large.workspace_bytes > small.workspace_bytes
         for plan in (small, large, small):

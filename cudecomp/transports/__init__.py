@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 MPI = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
-BACKENDS = {"host": MPI, "cuda": MPI}
+BACKENDS = {"host": ("direct", *MPI), "cuda": MPI}
 
 
 class Mover(Protocol):
@@ -64,7 +64,7 @@ def choose(backend: str, device: str, comm: Any, size: int) -> Choice:
     if backend == "local" and size > 1:
         raise ValueError(f"backend 'local' serves one process, the communicator has {size}")
     if comm is None:
-        if backend.startswith("mpi"):
+        if backend in known:
             raise ValueError(f"backend {backend!r} needs a communicator, got comm=None")
         return Choice("local", "no communicator: this process alone")
     if backend == "local" or (backend == "auto" and size == 1):
@@ -73,6 +73,11 @@ def choose(backend: str, device: str, comm: Any, size: int) -> Choice:
     if backend == "auto":
         backend, why = _best(device)
     return Choice(backend, why)
+
+
+def direct_or(choice: Choice, mapped: bool) -> Choice:
+    """Return the direct transport, which "auto" takes where any two ranks map each other's memory, else `choice`."""
+    return Choice("direct", "auto: ranks of this host map each other's memory") if mapped else choice
 
 
 def with_awareness(choice: Choice, aware: bool, reason: str) -> Choice:

@@ -10,7 +10,9 @@ VERDICTS = MPI.COMM_WORLD.Dup()
 
 def raise_together(problems):
     """Fail on all ranks if one of them has problems (list of str); collective."""
-    found = [text for rank, texts in enumerate(VERDICTS.allgather(problems)) for text in (f"[{rank}] {t}" for t in texts)]
+    found = [
+        text for rank, texts in enumerate(VERDICTS.allgather(problems)) for text in (f"[{rank}] {t}" for t in texts)
+    ]
     if found:
         more = f"\n... and {len(found) - 12} more" if len(found) > 12 else ""
         pytest.fail("\n".join(found[:12]) + more, pytrace=False)

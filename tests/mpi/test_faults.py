@@ -120,7 +120,11 @@ WRONG = {
     "byte order": (lambda p: (memory_shape(X, p.rank, ">f8"), p.empty_dst()), TypeError, ">f8"),
     "other shape": (lambda p: (np.zeros((1, *X.memory_shape(p.rank))), p.empty_dst()), ValueError, "shape"),
     "read-only": (lambda p: (p.empty_src(), readonly(p.empty_dst())), ValueError, "read-only"),
-    "not contiguous": (lambda p: (p.empty_src(), memory_shape(Y, p.rank).repeat(2, 2)[..., ::2]), ValueError, "strides"),
+    "not contiguous": (
+        lambda p: (p.empty_src(), memory_shape(Y, p.rank).repeat(2, 2)[..., ::2]),
+        ValueError,
+        "strides",
+    ),
     "Fortran order": (lambda p: (np.asfortranarray(p.empty_src()), p.empty_dst()), ValueError, "strides"),
     "overlapping": (overlapping, ValueError, "overlap"),
     "one array twice": (lambda p: (np.zeros(600),) * 2, ValueError, "inplace"),

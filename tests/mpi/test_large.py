@@ -31,7 +31,9 @@ def pattern(first, count):
 def wrong(array, first):
     starts = range(0, array.size, 1 << 26)
     pieces = ((start, array[start : start + (1 << 26)]) for start in starts)
-    return [f"wrong after {first + start}" for start, piece in pieces if (piece != pattern(first + start, piece.size)).any()]
+    return [
+        f"wrong after {first + start}" for start, piece in pieces if (piece != pattern(first + start, piece.size)).any()
+    ]
 
 
 @pytest.mark.slow

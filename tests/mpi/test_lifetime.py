@@ -22,6 +22,11 @@ def pencils(shape=(6, 7, 8), **options):
     return Pencil(shape, GRID, 0, **options), Pencil(shape, GRID, 1, **options)
 
 
+def turned(shape=(6, 7, 8)):
+    """Two pencils that need a workspace in place, on one rank as well."""
+    return Pencil(shape, GRID, 0), Pencil(shape, GRID, 1, order=(2, 1, 0))
+
+
 def resident():
     """The resident memory of this process, in bytes."""
     with open("/proc/self/statm") as file:
@@ -66,8 +71,8 @@ def test_a_workspace_in_use_is_refused(comm, verdict):
     """Locally and before anything is sent; the pending operation is not disturbed."""
     workspace = Workspace(comm)
     with (
-        TransposePlan(*pencils(), "f8", comm, workspace=workspace, inplace=True) as one,
-        TransposePlan(*pencils(), "f8", comm, workspace=workspace, inplace=True) as other,
+        TransposePlan(*turned(), "f8", comm, workspace=workspace, inplace=True) as one,
+        TransposePlan(*turned(), "f8", comm, workspace=workspace, inplace=True) as other,
     ):
         trials = Trial(one, 1), Trial(other, 2)
         call = one.bind(trials[0].src)
@@ -77,7 +82,7 @@ def test_a_workspace_in_use_is_refused(comm, verdict):
         with pytest.raises(RuntimeError, match="in use by a pending operation"):
             other.bind(trials[1].src).start()
         with pytest.raises(RuntimeError, match="cannot grow while an operation is pending"):
-            TransposePlan(*pencils((40, 41, 42)), "f8", comm, workspace=workspace, inplace=True)
+            TransposePlan(*turned((40, 41, 42)), "f8", comm, workspace=workspace, inplace=True)
         call.wait()
         verdict(trials[0].problems() + trials[1].run())
 

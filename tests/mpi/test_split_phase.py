@@ -20,6 +20,16 @@ def pencils(shape=(6, 7, 8)):
     return Pencil(shape, GRID, 0), Pencil(shape, GRID, 1)
 
 
+def refused(action, word, kind=RuntimeError):
+    """Problems unless `action` raises, with `word`."""
+
+    def check():
+        with pytest.raises(kind, match=word):
+            action()
+
+    return complaints(check)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("backend", MOVERS)
 def test_several_at_once_waited_for_in_any_order(comm, verdict, backend, inplace):
@@ -52,16 +62,6 @@ def test_a_large_message_advances_only_by_calls_and_arrives(comm, verdict, backe
         assert call.test()
         call.wait()
         verdict(trial.problems())
-
-
-def refused(action, word):
-    """Problems unless `action` raises RuntimeError with `word`."""
-
-    def check():
-        with pytest.raises(RuntimeError, match=word):
-            action()
-
-    return complaints(check)
 
 
 def test_pending_operations_refuse_others(comm, verdict):
@@ -147,9 +147,25 @@ def test_a_rank_that_does_not_take_part(comm, verdict, backend, split):
     found = complaints(lambda: waits_in_vain(plan, split)) if comm.rank else []
     plan.close()
     plan.close()
-    # The communicator is not harmed: others go on.
-    with TransposePlan(*pencils(), "f8", comm, backend="mpi_p2p") as other:
-        found += Trial(other).run()
+    # The communicator is not harmed: others go on, and what was left behind does not reach them.
+    for mover in MOVERS:
+        with TransposePlan(*pencils(), "f8", comm, backend=mover) as other:
+            found += Trial(other, 1).run() + Trial(other, 2).run()
+    verdict(found)
+
+
+@several
+def test_an_open_all_to_all_beside_one_that_was_given_up(comm, verdict):
+    """Both shared a communicator, whose collectives no longer match: refused where that is known, never wrong data."""
+    one, other = (TransposePlan(*pencils(), "f8", comm, backend="mpi_a2a", timeout=0.3) for _ in range(2))
+    found = complaints(lambda: waits_in_vain(one, False)) if comm.rank else []
+    one.close()
+    if comm.rank:
+        trial = Trial(other)
+        found += refused(lambda: other.run(trial.src, trial.dst), "given up", PoisonedError)
+    other.close()
+    with TransposePlan(*pencils(), "f8", comm, backend="mpi_a2a") as third:
+        found += Trial(third).run()
     verdict(found)
 
 
@@ -178,8 +194,11 @@ def test_closed_without_a_wait(comm, verdict, backend):
     assert plan.closed
     del trial, plan
     gc.collect()
-    with TransposePlan(*pencils(shape), "f8", comm, backend="mpi_p2p") as other:
-        verdict([text for stamp in range(3) for text in Trial(other, stamp).run()])
+    found = []
+    for mover in MOVERS:
+        with TransposePlan(*pencils(shape), "f8", comm, backend=mover) as other:
+            found += [text for stamp in range(3) for text in Trial(other, stamp).run()]
+    verdict(found)
 
 
 @several

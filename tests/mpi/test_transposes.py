@@ -16,7 +16,13 @@ SIZE = MPI.COMM_WORLD.Get_size()
 BACKENDS = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a", "auto")
 MOVERS = BACKENDS[:3]
 # The grid that is neither a row nor a column where there is one, and the others.
-GRIDS = {1: ((1, 1),), 2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((2, 2), (4, 1), (1, 4)), 6: ((2, 3), (3, 2), (1, 6))}
+GRIDS = {
+    1: ((1, 1),),
+    2: ((2, 1), (1, 2)),
+    3: ((3, 1), (1, 3)),
+    4: ((2, 2), (4, 1), (1, 4)),
+    6: ((2, 3), (3, 2), (1, 6)),
+}
 GRIDS = GRIDS.get(SIZE, ((SIZE, 1), (1, SIZE)))
 ORDERS = list(itertools.permutations(range(3)))
 

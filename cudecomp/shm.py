@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owns memory that processes of one host share; knows nothing of what is in it.
+
+A segment is a file of /dev/shm. All of it is reserved when it is made, so that too small a /dev/shm is an error there
+and not a SIGBUS later. Its name is removed as soon as all peers have it mapped: a process that dies leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+from typing import Any
+
+import numpy as np
+
+FOLDER = "/dev/shm"
+
+
+class Segment:
+    """Shared memory mapped into this process; NumPy arrays made of it (`numpy.asarray`) keep it mapped.
+
+    Made by `Segment.create` in one process and `Segment.attach` in others.
+    """
+
+    def __init__(self, path: str, file: int, nbytes: int):
+        self.path = path
+        self.nbytes = nbytes
+        self._map = mmap.mmap(file, max(nbytes, 1))
+        # A view of the mapping, whose address is known; kept apart from arrays, so that its owner is this object.
+        self.address: int = np.frombuffer(self._map, np.uint8).__array_interface__["data"][0]
+
+    @classmethod
+    def create(cls, nbytes: int) -> Segment:
+        """Make a segment of zeros; OSError if the memory is not there."""
+        path = f"{FOLDER}/cudecomp-{os.getpid()}-{secrets.token_hex(8)}"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, max(nbytes, 1))
+            return cls(path, file, nbytes)
+        except OSError as error:
+            os.unlink(path)
+            raise OSError(
+                error.errno,
+                f"shared memory of {nbytes} bytes in {FOLDER}: {error.strerror}; a larger one may be needed",
+            ) from None
+        finally:
+            os.close(file)
+
+    @classmethod
+    def attach(cls, path: str, nbytes: int) -> Segment:
+        """Map a segment that another process of this host has made."""
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(path, file, nbytes)
+        finally:
+            os.close(file)
+
+    def unlink(self) -> None:
+        """Remove the name; the memory lives as long as it is mapped somewhere."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
