@@ -7,11 +7,82 @@ All checks are local and come before anything is packed or sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .array import ArrayView
 from .pencil import Pencil
 from .spec import Spec
+
+View = Callable[[Any, str], ArrayView]
+
+
+class Argument(NamedTuple):
+    """What an array of a run must be like, on one rank.
+
+    `shapes` are the memory shapes it may have, `items` what it holds at least when it is flat; `fields` arrays of this
+    kind are one argument.
+    """
+
+    label: str
+    dtype: np.dtype[Any]
+    shapes: tuple[tuple[int, ...], ...]
+    items: int
+    fields: int
+    writable: bool
+
+    def views(self, array: Any, view: View) -> list[ArrayView]:
+        """Return the checked views of an argument: one, or one per field of a sequence."""
+        if not isinstance(array, list | tuple):
+            return [self._checked(view(array, self.label), self.fields)]
+        if len(array) != self.fields:
+            raise ValueError(f"{self.label} has {len(array)} arrays, expected {self.fields}, one per field")
+        return [self._checked(view(one, self.label), 1) for one in array]
+
+    def _checked(self, view: ArrayView, fields: int) -> ArrayView:
+        if view.dtype != self.dtype:
+            raise TypeError(f"{self.label} has dtype {view.dtype}, expected {self.dtype}")
+        if not self._fits(view.shape, fields):
+            lead = f"{fields} fields of " if fields > 1 else ""
+            raise ValueError(
+                f"{self.label} has shape {view.shape}, expected {lead}the memory shape {self.shapes[0]} of this rank, "
+                f"or flat with at least {self.items} items"
+            )
+        if not view.contiguous:
+            raise ValueError(f"{self.label} has strides {view.strides} bytes, expected C order without gaps")
+        if self.writable and view.readonly:
+            raise ValueError(f"{self.label} is read-only, expected a writable array")
+        return view
+
+    def _fits(self, shape: tuple[int, ...], fields: int) -> bool:
+        """Tell whether a shape is a memory shape, or flat and large enough; several fields add a leading axis."""
+        if fields > 1:
+            if not shape or shape[0] != fields:
+                return False
+            shape = shape[1:]
+        return shape in self.shapes or (len(shape) == 1 and shape[0] >= self.items)
+
+
+class Arguments(NamedTuple):
+    """What the arrays of a plan's runs must be like, worked out once; `dst` is None in place."""
+
+    operation: str
+    src: Argument
+    dst: Argument | None
+
+
+def arguments_of(spec: Spec, rank: int) -> Arguments:
+    """Return what a rank's arrays must be like."""
+
+    def argument(name: str, pencils: Sequence[Pencil], writable: bool) -> Argument:
+        items = max(pencil.size(rank) for pencil in pencils)
+        shapes = tuple(pencil.memory_shape(rank) for pencil in pencils if pencil.size(rank) == items)
+        return Argument(f"{spec.operation}: {name}", spec.dtype, shapes, items, spec.fields, writable)
+
+    if spec.inplace:
+        return Arguments(spec.operation, argument("src", (spec.src, spec.dst), True), None)
+    return Arguments(spec.operation, argument("src", (spec.src,), False), argument("dst", (spec.dst,), True))
 
 
 class Binding:
@@ -33,83 +104,41 @@ class Binding:
 
     __slots__ = ("destinations", "owners", "sources", "spans", "stream", "streams")
 
-    def __init__(self, spec: Spec, rank: int, src: Any, dst: Any, view: Callable[[Any, str], ArrayView]):
-        what = spec.operation
-        if spec.inplace:
-            src = self._one_array(what, src, dst, view)
-            sources = _views(spec, rank, src, "src", view, writable=True)
-            targets: list[ArrayView] = []
+    def __init__(self, arguments: Arguments, src: Any, dst: Any, view: View):
+        what, fields = arguments.operation, arguments.src.fields
+        targets: list[ArrayView] = []
+        if arguments.dst is None:
+            sources = arguments.src.views(_one_array(what, src, dst, view), view)
+        elif dst is None:
+            raise ValueError(f"{what}: dst is missing; only a plan built with inplace=True takes one array")
         else:
-            if dst is None:
-                raise ValueError(f"{what}: dst is missing; only a plan built with inplace=True takes one array")
-            sources = _views(spec, rank, src, "src", view, writable=False)
-            targets = _views(spec, rank, dst, "dst", view, writable=True)
-        _check_overlap(what, sources, targets, spec.inplace)
+            sources, targets = arguments.src.views(src, view), arguments.dst.views(dst, view)
+        _check_overlap(what, sources, targets)
         used = sources + targets
-        self.sources = _addresses(sources, spec.fields)
-        self.destinations = _addresses(targets, spec.fields) if targets else self.sources
+        self.sources = _addresses(sources, fields)
+        self.destinations = _addresses(targets, fields) if targets else self.sources
         self.spans = [(one.address, one.address + one.nbytes) for one in used]
         self.owners = [one.owner for one in used]
         self.streams = tuple({one.stream for one in used if one.stream is not None})
         self.stream = used[-1].stream
 
-    @staticmethod
-    def _one_array(what: str, src: Any, dst: Any, view: Callable[[Any, str], ArrayView]) -> Any:
-        """Return the buffer of an in-place run; `dst` may be left out or be the same memory."""
-        if dst is not None and dst is not src:
-            same = not isinstance(src, list | tuple) and not isinstance(dst, list | tuple)
-            if not same or view(src, "src").address != view(dst, "dst").address:
-                raise ValueError(f"{what}: this plan works in place and takes one array, got two different ones")
-            return src if view(src, "src").nbytes >= view(dst, "dst").nbytes else dst
+
+def _one_array(what: str, src: Any, dst: Any, view: View) -> Any:
+    """Return the buffer of an in-place run; `dst` may be left out or be the same memory."""
+    if dst is None or dst is src:
         return src
+    if not isinstance(src, list | tuple) and not isinstance(dst, list | tuple):
+        a, b = view(src, "src"), view(dst, "dst")
+        if a.address == b.address:
+            return src if a.nbytes >= b.nbytes else dst
+    raise ValueError(f"{what}: this plan works in place and takes one array, got two different ones")
 
 
-def _views(
-    spec: Spec, rank: int, array: Any, name: str, view: Callable[[Any, str], ArrayView], writable: bool
-) -> list[ArrayView]:
-    """Return the checked views of an argument: one, or one per field of a sequence."""
-    label = f"{spec.operation}: {name}"
-    pencils = (spec.src, spec.dst) if spec.inplace else (spec.src,) if name == "src" else (spec.dst,)
-    if isinstance(array, list | tuple):
-        if len(array) != spec.fields:
-            raise ValueError(f"{label} has {len(array)} arrays, expected {spec.fields}, one per field")
-        return [_checked(spec, rank, view(one, label), label, pencils, 1, writable) for one in array]
-    return [_checked(spec, rank, view(array, label), label, pencils, spec.fields, writable)]
-
-
-def _checked(
-    spec: Spec, rank: int, view: ArrayView, label: str, pencils: Sequence[Pencil], fields: int, writable: bool
-) -> ArrayView:
-    if view.dtype != spec.dtype:
-        raise TypeError(f"{label} has dtype {view.dtype}, expected {spec.dtype}")
-    needed = max(pencil.size(rank) for pencil in pencils)
-    shapes = [pencil.memory_shape(rank) for pencil in pencils if pencil.size(rank) == needed]
-    if not any(_fits(view.shape, shape, needed, fields) for shape in shapes):
-        lead = f"{fields} fields of " if fields > 1 else ""
-        raise ValueError(
-            f"{label} has shape {view.shape}, expected {lead}the memory shape {shapes[0]} of rank {rank}, "
-            f"or flat with at least {needed} items"
-        )
-    if not view.contiguous:
-        raise ValueError(f"{label} has strides {view.strides} bytes, expected C order without gaps (memory order)")
-    if writable and view.readonly:
-        raise ValueError(f"{label} is read-only, expected a writable array")
-    return view
-
-
-def _fits(shape: tuple[int, ...], memory: tuple[int, ...], needed: int, fields: int) -> bool:
-    """Tell whether an array is of the memory shape, or flat and large enough; several fields add a leading axis."""
-    if fields > 1:
-        if not shape or shape[0] != fields:
-            return False
-        shape = shape[1:]
-    return shape == memory or (len(shape) == 1 and shape[0] >= needed)
-
-
-def _check_overlap(what: str, sources: list[ArrayView], targets: list[ArrayView], inplace: bool) -> None:
-    written = sources if inplace else targets
+def _check_overlap(what: str, sources: list[ArrayView], targets: list[ArrayView]) -> None:
+    """Raise if something that is written overlaps anything else; in place there are no targets."""
+    written = targets or sources
     for i, one in enumerate(written):
-        for other in written[:i] if inplace else sources + written[:i]:
+        for other in (sources if targets else []) + written[:i]:
             if one.nbytes and other.nbytes and _meet(one, other):
                 same = one.address == other.address and other in sources
                 hint = "; to work in one buffer, build the plan with inplace=True" if same else ""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .array import ArrayView
+from .binding import arguments_of
 from .boxes import compile_copies
 from .comm import attempt, ranks_text
 from .errors import PoisonedError
@@ -24,8 +25,8 @@ from .schedule import Schedule, aligned, exchange_circle
 from .spec import Spec
 from .workspace import Workspace
 
-# Polls before a waiting rank gives its core away: ranks may share cores.
-SPINS = 200
+# Polls before a waiting rank gives its core away: where ranks share cores, every poll more costs the others time.
+SPINS = 20
 
 # Memory and requests of operations that were pending when their plan was closed: MPI may still write there, and
 # waiting for peers is not allowed, so they stay until the process ends.
@@ -62,7 +63,7 @@ class Bound:
         What the engine recorded for `replay`; None if nothing.
     """
 
-    __slots__ = ("_owners", "_spans", "captured", "engine", "generation", "key", "stream", "streams", "table")
+    __slots__ = ("_owners", "_spans", "captured", "engine", "generation", "key", "plan", "stream", "streams", "table")
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class Bound:
         stream: int | None = None,
     ):
         self.engine = engine
+        self.plan: Any = None  # kept alive by a Call
         self.captured: Any = None
         self.generation = 0  # of the workspace, when it was captured
         self.table = table
@@ -141,7 +143,7 @@ class Engine:
         self.group = group
         self.stats = Stats()
         self.current: Bound | None = None  # the call between start and wait
-        self.latest: Any = None  # the call captured last
+        self.latest: Bound | None = None  # what was captured last
         self._mover: Any = None
         self._poison: str | None = None
         self._closed = False
@@ -179,6 +181,7 @@ class Engine:
         self.alone = not (schedule.sends or schedule.recvs or schedule.puts or schedule.sources)
         # What arrives in a segment of its own, by message number.
         self._unpack_of = [part.segment for part in self.schedule.recvs]
+        self.arguments = arguments_of(spec, self.group.rank)
         self.workspace = spec.workspace or Workspace(self.group.user, spec.device)
         self.workspace.reserve(self.schedule.message_bytes, spec.memory, self)
         self._device_setup()
@@ -206,6 +209,7 @@ class Engine:
         """Make the transport; collective."""
         name, group, schedule = self.spec.choice.name, self.group, self.schedule
         if name == "local":
+            self.rebind()
             return
         if self._registry is not None:
             self._connect_mapped()
@@ -233,14 +237,12 @@ class Engine:
         return allocate(shape, self.spec.dtype, self.spec.device)
 
     def rebind(self) -> None:
-        """Tell the transport where the workspace lies."""
+        """Take note of where the workspace lies, and tell the transport."""
         self.generation += 1
+        send = self.workspace.address(self.spec.memory)
+        self._parts = send, send + aligned(self.schedule.send_items * self.spec.dtype.itemsize)
         if self._mover is not None:
-            self._mover.rebind(*self._workspace_parts())
-
-    def _workspace_parts(self) -> tuple[int, int]:
-        address = self.workspace.address(self.spec.memory)
-        return address, address + aligned(self.schedule.send_items * self.spec.dtype.itemsize)
+            self._mover.rebind(*self._parts)
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -299,7 +301,7 @@ class Engine:
     def _fill(self, table: AddressTable) -> None:
         """Enter the addresses that do not belong to the caller."""
         bases = self.schedule.bases
-        table[bases.send], table[bases.recv] = self._workspace_parts()
+        table[bases.send], table[bases.recv] = self._parts
 
     def _check_stream(self, bound: Bound, stream: Any) -> None:
         """Raise if an operation cannot be started on `stream`; before anything else is done."""

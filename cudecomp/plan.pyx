@@ -5,6 +5,7 @@
 from libc.stdint cimport uintptr_t
 
 import warnings
+from copy import copy
 from dataclasses import replace
 
 from cudecomp.binding import Binding
@@ -150,7 +151,9 @@ cdef class Plan:
 
         Local on MPI transports; with `check=True` collective. Arguments and errors as for `run`.
         """
-        return self._bind(src, dst, self._engine_open().spec.check)
+        cdef Call call = self._bind(src, dst, self._engine_open().spec.check)
+        call._bound.plan = self
+        return call
 
     def capture(self, src, dst=None):
         """Return a Call whose work is recorded now, for `Call.replay` and `Plan.replay`.
@@ -161,7 +164,8 @@ cdef class Plan:
         """
         cdef Call call = self.bind(src, dst)
         self._engine.capture(call._bound)
-        self._engine.latest = call
+        latest = self._engine.latest = copy(call._bound)
+        latest.plan = None  # a plan that nobody else holds must not keep itself alive
         return call
 
     def replay(self, stream=None):
@@ -309,7 +313,7 @@ class TransposePlan(Plan):
 
 
 cdef class Call:
-    """A plan bound to arrays, which it keeps alive.
+    """A plan bound to arrays; it keeps both alive.
 
     Made by `Plan.bind` and `Plan.capture`. Running it checks nothing again; its methods are local but for the messages
     that pass.
@@ -376,7 +380,7 @@ def _build(Plan plan, spec, group, exchange_of):
 def _bound_call(engine, src, dst):
     """Check the arrays against a plan and return the call."""
     cdef Call call = Call.__new__(Call)
-    binding = Binding(engine.spec, engine.group.rank, src, dst, engine.view)
+    binding = Binding(engine.arguments, src, dst, engine.view)
     call._bound = engine.bind(binding.sources, binding.destinations, spans=binding.spans, owners=binding.owners,
                               streams=binding.streams, stream=binding.stream)
     return call

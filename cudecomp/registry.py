@@ -19,7 +19,7 @@ from .shm import Segment
 class Registry:
     """The shared memory of the ranks of a communicator, by rank and number.
 
-    Numbers count registrations and are the same on all ranks. Build it with `Registry.of`, collective at the first call.
+    Numbers count registrations, the same on all ranks. Build it with `Registry.of`, collective at the first call.
 
     Attributes
     ----------

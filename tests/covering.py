@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owns pairwise coverings: few rows of a table of factors that hold every pair of values; knows nothing of what is tested."""
+"""Owns pairwise coverings: few rows of factors that hold every pair of values; knows nothing of what is tested."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Owns one rank's part of trying a plan out: arrays with canaries, each way to run, what is wrong afterwards.
 
-It takes plans as they are and knows nothing of schedules or transports. Problems are returned as texts, so that ranks can
-put them together before anything is asserted.
+It takes plans as they are and knows nothing of schedules or transports. Problems are returned as texts, so that ranks
+can put them together before anything is asserted.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ WAYS = {
 
 
 def complaints(check: Callable[[], list[str] | None]) -> list[str]:
-    """What is wrong by `check`, its exceptions included: for steps of one rank, after which it meets the others again."""
+    """What is wrong by `check`, exceptions included: for steps of one rank, after which it meets the others again."""
     try:
         return check() or []
     except (Exception, pytest.fail.Exception):

@@ -64,10 +64,10 @@ def test_an_error_on_all_ranks_names_none():
 def test_errors_of_other_kinds():
     """Subclasses arrive as what they are a case of; the rest as RuntimeError."""
 
-    class Special(MemoryError):
+    class SpecialError(MemoryError):
         pass
 
-    assert agreed([(Special("no room"), {}), (None, {})]) == [(MemoryError, "no room (on rank 0 of 2)")] * 2
+    assert agreed([(SpecialError("no room"), {}), (None, {})]) == [(MemoryError, "no room (on rank 0 of 2)")] * 2
     assert agreed([(OSError("broken"), {}), (None, {})])[1] == (OSError, "broken (on rank 0 of 2)")
     assert agreed([(ZeroDivisionError("odd"), {}), (None, {})])[1][0] is RuntimeError
 

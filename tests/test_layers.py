@@ -15,7 +15,7 @@ PACKAGE = ROOT / "cudecomp"
 # From the lowest to the highest. A module imports from lower rows only; a folder stands for those of its modules that
 # have no row of their own, and these may import each other. A new module gets its row here.
 LAYERS = (
-    {"_build", "errors", "library", "table"},
+    {"_build", "errors", "flags", "library", "shm", "table"},
     {"aware"},
     {"array", "comm", "stream"},
     {"grid"},
@@ -24,11 +24,12 @@ LAYERS = (
     {"schedule"},
     {"pack"},
     {"cuda", "graph"},
-    {"boxes", "memory", "workspace"},
+    {"boxes", "memory", "registry", "workspace"},
     {"transports"},
     {"spec"},
     {"binding", "engine", "report"},
     {"host", "cuda.engine"},
+    {"host_direct"},
     {"plan"},
     {"__init__"},
     {"autotune", "dryrun", "fft", "plot", "probe"},

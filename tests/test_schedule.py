@@ -68,7 +68,7 @@ class Player:
     def view(self, arrays, shape, base, offset, strides):
         """A box of a base, which it must not leave."""
         flat = arrays[base]
-        assert 0 <= offset
+        assert offset >= 0
         assert offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) < flat.size
         return as_strided(flat[offset:], shape, [s * flat.itemsize for s in strides])
 
@@ -82,6 +82,13 @@ class Player:
         assert part.offset + part.items <= self.memory[part.base].size
         return slice(part.offset, part.offset + part.items)
 
+    def receive(self, sender, sent):
+        """Take the message `sent` of another rank to where it is expected."""
+        (there,) = (part for part in self.schedule.recvs if part.peer == sender.schedule.exchange.rank)
+        assert there.items == sent.items
+        self.memory[there.base][self.message(there)] = sender.memory[sent.base][sender.message(sent)]
+        self.writes[there.base][self.message(there)] += 1
+
 
 def play(all_schedules):
     """Carry out the schedules of all ranks, in the order that engines follow."""
@@ -90,14 +97,11 @@ def play(all_schedules):
         player.run(player.schedule.pack)
         if player.schedule.inplace:
             player.run(player.schedule.unpack[sum(part.segment >= 0 for part in player.schedule.recvs) :])
-    for player, part in ((player, part) for player in players for part in player.schedule.sends):
-        receiver = players[part.peer]
-        (there,) = (other for other in receiver.schedule.recvs if other.peer == player.schedule.exchange.rank)
-        assert there.items == part.items
-        receiver.memory[there.base][receiver.message(there)] = player.memory[part.base][player.message(part)]
-        receiver.writes[there.base][receiver.message(there)] += 1
     for player in players:
-        assert sum(len(p.schedule.sends) for p in players) == sum(len(p.schedule.recvs) for p in players)
+        for part in player.schedule.sends:
+            players[part.peer].receive(player, part)
+    assert sum(len(p.schedule.sends) for p in players) == sum(len(p.schedule.recvs) for p in players)
+    for player in players:
         for part in player.schedule.recvs:
             if part.segment >= 0:
                 player.run(player.schedule.unpack[part.segment : part.segment + 1])

@@ -56,7 +56,7 @@ def verdict():
 
 @pytest.fixture
 def raised(comm):
-    """Call something that must raise, and return (type name, text) by rank; None where nothing was raised. Collective."""
+    """Call something that must raise; return (type name, text) by rank, None where nothing was raised. Collective."""
 
     def call(action):
         try:

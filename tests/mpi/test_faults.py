@@ -139,7 +139,8 @@ WRONG = {
 class OnDevice:
     """What an array of a GPU library looks like from outside."""
 
-    __cuda_array_interface__ = {"shape": (1,), "typestr": "<f8", "data": (0, False), "version": 3}
+    def __init__(self):
+        self.__cuda_array_interface__ = {"shape": (1,), "typestr": "<f8", "data": (0, False), "version": 3}
 
 
 def refused(plan, arrays, kind, word):

@@ -110,13 +110,12 @@ def test_covering(comm, verdict, row):
     options = {"fields": row["fields"], "inplace": row["inplace"], "backend": row["backend"]}
     with TransposePlan(src, dst, DTYPES[row["dtype"]], comm, **options) as plan, plan.reverse() as back:
         found = []
-        for stamp, one in enumerate((plan, back, plan, back)):
+        for stamp, one in enumerate((plan, back)):
             found += Trial(one, stamp, row["form"]).run(row["way"])
         verdict([f"{row_name(row)}: {text}" for text in found])
 
 
-@pytest.mark.parametrize("backend", MOVERS)
-@pytest.mark.parametrize("rank_order", ["row", "column"])
+@pytest.mark.parametrize(("backend", "rank_order"), [*zip(MOVERS, ["row", "column", "row"], strict=True)])
 def test_all_pairs_of_orders(comm, verdict, backend, rank_order):
     grid = ProcessGrid(GRIDS[0], rank_order=rank_order)
     found = []
@@ -134,7 +133,7 @@ def test_every_dtype_in_every_direction(comm, verdict, backend):
     pencils = [Pencil((5, 6, 7), grid, axis, order="contiguous") for axis in range(3)]
     found, workspace = [], Workspace(comm)
     others = ["bool", "u1", "u4", "i8", "f2", "c8", "M8[ns]", ">f8", "S5", "U2", "g"]
-    for dtype in [*DTYPES.values(), *map(np.dtype, others)]:
+    for dtype in [*DTYPES.values(), *(map(np.dtype, others) if backend == "mpi_p2p" else ())]:
         for a, b in ((0, 1), (1, 2), (2, 1), (1, 0), (0, 2), (2, 0)):
             with TransposePlan(pencils[a], pencils[b], dtype, comm, backend=backend, workspace=workspace) as plan:
                 src, dst = plan.empty_src(), plan.empty_dst()
@@ -228,12 +227,12 @@ def test_halo_on_one_side_only(comm, verdict, backend, inplace):
     verdict(found)
 
 
-@pytest.mark.parametrize("backend", MOVERS)
-def test_pencil_to_slab_and_other_grids(comm, verdict, backend):
+def test_pencil_to_slab_and_other_grids(comm, verdict):
     """Across from axis 0 to 2, to slabs, and to every other grid and rank order of as many ranks."""
     shape, found = (7, 6, 5), []
     grids = [ProcessGrid(entries, rank_order=order) for entries in GRIDS for order in ("row", "column")]
-    for a, b in itertools.product(grids, grids):
+    for number, (a, b) in enumerate(itertools.product(grids, grids)):
+        backend = MOVERS[number % len(MOVERS)]
         for axes in ((0, 2), (0, 0)):
             src, dst = Pencil(shape, a, axes[0], halo=1), Pencil(shape, b, axes[1], order="contiguous")
             with TransposePlan(src, dst, "f8", comm, backend=backend) as plan:
