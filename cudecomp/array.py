@@ -45,7 +45,7 @@ def plan_dtype(dtype: Any) -> np.dtype[Any]:
         found = np.dtype(dtype)
     except TypeError as error:
         raise TypeError(f"dtype is {dtype!r}, expected something that numpy.dtype accepts: {error}") from None
-    if dtype is None or found.hasobject or found.itemsize == 0:
+    if dtype is None or found.hasobject or found.itemsize == 0 or found.subdtype is not None:
         raise TypeError(f"dtype is {dtype!r}, expected items of a fixed size without Python objects")
     return found
 

@@ -70,6 +70,8 @@ class DryRun:
     def schedule(self, pair: tuple[int, int], rank: int) -> Schedule:
         """Return what a rank would do for one of the transposes."""
         options: dict[str, Any] = {"fields": self.fields, "inplace": self.inplace, "uniform": self.backend == "mpi_a2a"}
+        if self.backend == "direct":  # as if all ranks were on one host
+            options["mapped"] = frozenset(range(self.grid.size))
         return Schedule(self.exchange(pair, rank), self.dtype.itemsize, **options)
 
     def lines(self) -> list[str]:
@@ -125,7 +127,7 @@ class DryRun:
 
     def _transpose_row(self, pair: tuple[int, int], ranks: Sequence[int]) -> tuple[str, ...]:
         schedules = [self.schedule(pair, rank) for rank in ranks]
-        sizes = [[part.items * self.dtype.itemsize for part in schedule.sends] for schedule in schedules]
+        sizes = [[items * self.dtype.itemsize for _, items in schedule.out] for schedule in schedules]
         each = [size for some in sizes for size in some]
         return (
             f"{self.pencils[pair[0]].axis} -> {self.pencils[pair[1]].axis}",
@@ -148,7 +150,7 @@ class DryRun:
 
 def left_out(schedules: Sequence[Schedule]) -> str:
     """Return in a few words which passes the schedules do without; the report of a rank says more."""
-    if not any(schedule.sends or schedule.recvs for schedule in schedules):
+    if not any(schedule.sends or schedule.recvs or schedule.puts for schedule in schedules):
         return "messages: one local copy"
     sides = (("pack", [s.sends for s in schedules]), ("unpack", [s.recvs for s in schedules]))
     found = []

@@ -7,6 +7,7 @@ they know nothing of array objects.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ class Bound:
 
     def run(self, stream: Any = None) -> None:
         """Start and wait."""
-        self._refuse_in_flight()
+        self._refuse()
         self.engine.start(self, stream)
         self.engine.wait()
 
@@ -95,37 +96,29 @@ class Bound:
         """Run what was captured."""
         if self.captured is None:
             raise RuntimeError(f"{self.engine}: this call was not captured; use capture(src, dst)")
-        self._refuse_in_flight()
+        self._refuse()
         self.engine.start(self, stream, self.captured)
         self.engine.wait()
 
     def start(self, stream: Any = None) -> None:
         """Begin the operation and claim the arrays until it is complete."""
-        self._refuse_in_flight()
+        self._refuse()
         self.engine.start(self, stream)
         self.engine.current = self
         _in_flight.extend((start, stop, self.engine) for start, stop in self._spans)
 
     def test(self) -> bool:
         """Make progress; tell whether the operation is complete."""
-        if self.engine.current is not self:
-            return True
-        if not self.engine.test():
-            return False
-        self._leave()
-        return True
+        return self.engine.current is not self or self.engine.test()
 
     def wait(self) -> None:
         """Block until the operation is complete."""
         if self.engine.current is self:
             self.engine.wait()
-            self._leave()
 
-    def _leave(self) -> None:
-        self.engine.current = None
-        _in_flight[:] = [entry for entry in _in_flight if entry[2] is not self.engine]
-
-    def _refuse_in_flight(self) -> None:
+    def _refuse(self) -> None:
+        """Raise unless the engine and the arrays are free."""
+        self.engine.usable()
         for start, stop, engine in _in_flight:
             if any(a < stop and start < b for a, b in self._spans):
                 raise RuntimeError(f"{self.engine}: an array is in use by a pending operation of {engine}; wait for it")
@@ -143,6 +136,7 @@ class Engine:
         self.group = group
         self.stats = Stats()
         self.current: Bound | None = None  # the call between start and wait
+        self._bound: Any = None  # what the pending operation works on
         self.latest: Bound | None = None  # what was captured last
         self._mover: Any = None
         self._poison: str | None = None
@@ -280,7 +274,6 @@ class Engine:
 
     def start(self, bound: Bound, stream: Any = None, record: Any = None) -> None:
         """Pack and send, by `record` where there is one; arrays and workspace are in use until the end."""
-        self.usable()
         self._check_stream(bound, stream)
         if record is not None and bound.generation != self.generation:
             self.capture(bound)  # the workspace has moved since
@@ -359,8 +352,11 @@ class Engine:
         except BaseException as error:
             self._fail(error)
             raise
-        self._running = False
+        self._running, self._bound = False, None
         self.workspace.leave(self)
+        if self.current is not None:
+            self.current = None
+            _in_flight[:] = [entry for entry in _in_flight if entry[2] is not self]
         return True
 
     def wait(self) -> None:
@@ -430,6 +426,8 @@ class Engine:
             return
         self._closed = True
         self.latest = None
+        with contextlib.suppress(Exception):
+            self.test()  # what is complete is in nobody's use
         if self._running:
             _stranded.append((self._mover, self.workspace, self._bound, self))
             return

@@ -28,7 +28,7 @@ cdef void *open_symbol(str path, str symbol) except NULL:
 
 
 def call_symbol(str path, str symbol):
-    """Return the answer of a function `int symbol(void)` of a library that is loaded already; None where there is none."""
+    """Return what `int symbol(void)` of a library that is loaded already answers; None where there is none."""
     cdef bytes encoded = os.fsencode(path), name = symbol.encode()
     cdef void *handle = dlopen(encoded, RTLD_NOW | RTLD_NOLOAD)
     cdef void *found = dlsym(handle, name) if handle != NULL else NULL

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3
-"""Owns pack programs: loads the kernel libraries and runs lists of strided copies; knows nothing of peers or messages."""
+"""Owns pack programs: loads the kernel libraries and runs lists of strided copies; knows nothing of messages."""
 
 from libc.stdint cimport intptr_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
@@ -16,7 +16,7 @@ ctypedef const cudecomp_kernel_table *(*kernels_function)() noexcept nogil
 cdef const cudecomp_kernel_table *_host = NULL
 cdef const cudecomp_kernel_table *_cuda = NULL
 
-# CUDA programs whose owner was collected: freeing device memory waits for the whole device, so a destructor only queues.
+# CUDA programs whose owner was collected: freeing device memory waits for the whole device, so destructors only queue.
 _abandoned = []
 
 
@@ -90,8 +90,8 @@ cdef class PackProgram:
 
     Notes
     -----
-    Local. One thread at a time, on CUDA one stream at a time, may run a program. `segments`, `bases` and `device` can be
-    read.
+    Local. One thread at a time, on CUDA one stream at a time, may run a program. `segments`, `bases` and `device` can
+    be read.
     """
 
     def __cinit__(self, str device, list boxes, Py_ssize_t segments, Py_ssize_t bases, flags=None,

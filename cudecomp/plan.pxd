@@ -10,8 +10,8 @@ cdef class Call:
     cdef object _bound
 
 
-# Run `plan` from src to dst, addresses of arrays with the plan's memory shapes (all fields behind each other; dst is NULL
-# for a plan in place), on a stream (NULL on the host device). As Plan.run, but without any check of the arrays.
+# Run `plan` from src to dst, addresses of arrays with the plan's memory shapes (all fields behind each other; dst is
+# NULL for a plan in place), on a stream (NULL on the host device). As Plan.run, but without any check of the arrays.
 # MPI transports take the GIL inside.
 cdef int plan_run(Plan plan, void *src, void *dst, void *stream) except -1 nogil
 

@@ -207,7 +207,10 @@ cdef class Plan:
             self._engine.close()
 
     def explain(self):
-        """Return the schedule in words: transport and why, messages, bytes per peer, workspace, rewrites (str). Local."""
+        """Return the schedule in words (str): transport and why, messages, bytes per peer, workspace, rewrites.
+
+        Local.
+        """
         return explain(self._engine.spec, self._engine.schedule, self.rank)
 
     def _engine_open(self):
@@ -267,8 +270,8 @@ class TransposePlan(Plan):
         The transport: "direct" (the host device only: peers on one host write into each other's memory, others get
         messages), "mpi_p2p", "mpi_p2p_pl" (pipelined), "mpi_a2a", "local" (one process), or "auto".
     launch : {"fused", "per_peer", "per_peer_events"}
-        How a GPU packs: "fused" is one kernel that raises a flag per message; "per_peer" a launch per message, each with
-        its flag; "per_peer_events" a launch and an event per message. Without effect on the host device.
+        How a GPU packs: "fused" is one kernel that raises a flag per message; "per_peer" a launch per message, each
+        with its flag; "per_peer_events" a launch and an event per message. Without effect on the host device.
     graphs : bool, optional
         Whether `run` captures and replays by itself on a GPU; None asks CUDECOMP_ENABLE_CUDA_GRAPHS.
     fields : int, optional

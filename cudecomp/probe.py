@@ -59,8 +59,8 @@ def transports(mpi: Facts, cuda: Facts) -> list[dict[str, str]]:
     for device, names in BACKENDS.items():
         missing = device_problem(device, cuda)
         for name in ("local", *names):
-            problem = missing or (mpi["problem"] if name.startswith("mpi") else None)
-            note = "one process" if name == "local" else how(device, mpi)
+            problem = missing or (mpi["problem"] if name != "local" else None)
+            note = {"local": "one process", "direct": "memory that ranks of one host share"}.get(name, how(device, mpi))
             rows.append(
                 {"transport": name, "device": device, "works": "no" if problem else "yes", "why": problem or note}
             )

@@ -31,13 +31,14 @@ def pencil_text(pencil: Pencil, rank: int) -> str:
 
 def summary(spec: Spec, schedule: Schedule, rank: int, stats: dict[str, int], closed: bool) -> str:
     """Return the repr of a plan."""
-    sent = sum(part.items for part in schedule.sends) * spec.dtype.itemsize
+    sent = sum(items for _, items in schedule.out) * spec.dtype.itemsize
     lines = [
         f"<{spec.operation}{' (closed)' if closed else ''}: {spec.dtype} on {spec.device}, rank {rank} of "
         f"{spec.src.grid.size} in {spec.src.grid.shape}",
         f"  src: {pencil_text(spec.src, rank)}",
         f"  dst: {pencil_text(spec.dst, rank)}",
-        f"  {spec.choice.name}: {len(schedule.sends)} messages out ({size_text(sent)}), {len(schedule.recvs)} in; "
+        f"  {spec.choice.name}: {len(schedule.sends)} messages, {len(schedule.puts)} writes out ({size_text(sent)}), "
+        f"{len(schedule.recvs)} and {len(schedule.sources)} in; "
         f"workspace {size_text(schedule.workspace_bytes)}",
     ]
     lines += [f"  {line}" for line in schedule.rewrites]
@@ -82,6 +83,13 @@ def schedule_lines(schedule: Schedule, itemsize: int, most: int = 16) -> list[st
         lines += [f"  {_part_text(part, verb, itemsize)}" for part in parts[:most]]
         if len(parts) > most:
             lines.append(f"  and {len(parts) - most} more")
+    if schedule.puts:
+        total = size_text(sum(put.items for put in schedule.puts) * itemsize)
+        lines.append(f"{len(schedule.puts)} mapped peer{'' if len(schedule.puts) == 1 else 's'} to write to, {total}")
+        lines += [
+            f"  rank {put.peer}: {size_text(put.items * itemsize)}, straight into its array"
+            for put in schedule.puts[:most]
+        ]
     lines.append(f"workspace {size_text(schedule.workspace_bytes)} ({schedule.workspace_bytes} bytes)")
     lines.append("rewrites: " + ("; ".join(schedule.rewrites) or "none: every message is packed and unpacked"))
     return lines

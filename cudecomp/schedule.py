@@ -186,6 +186,11 @@ class Schedule:
             for number, message in enumerate(peers)
         )
 
+    @property
+    def out(self) -> list[tuple[int, int]]:
+        """What leaves this rank, by message or by put: (peer, items)."""
+        return [(one.peer, one.items) for one in self.sends] + [(one.peer, one.items) for one in self.puts]
+
     @cached_property
     def sources(self) -> tuple[int, ...]:
         """The mapped peers that write into this rank's memory, in the order of the exchange."""

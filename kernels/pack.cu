@@ -22,6 +22,9 @@
 namespace cudecomp {
 namespace {
 
+#ifndef PB
+#define PB 16
+#endif
 constexpr int kWorkers = 512;
 constexpr int kWarp = 32;
 constexpr int kThreads = kWorkers + 2 * kWarp;
@@ -188,58 +191,31 @@ __device__ void copy_line(const Job &job, int worker) {
     if (tail < job.last) store(dst + tail, load<unsigned char>(src + tail));
 }
 
-// Long rows: a warp copies a span, and its accesses only differ by constants.
-template <typename Vector>
-__device__ void copy_spans(const Job &job, int worker) {
-    constexpr int kBatch = batch_size<Vector>(8);
-    const Piece &piece = job.piece;
-    const int unit_log = piece.unit_log, vector = int(sizeof(Vector)) >> unit_log, lane = worker % kWarp;
-    const Span tile = {job.first, job.last, false};
-    const uint32_t bits = uint32_t(uintptr_t(job.dst)), count = span_count(piece, tile);
-    for (uint32_t n = worker / kWarp; n < count; n += kWorkers / kWarp) {
-        const RowSpan span = row_span(piece, tile, n, bits);
-        const uint32_t length = uint32_t(span.last - span.first);
-        if (span.last <= span.first) continue;
-        for (int col = span.begin + lane * vector; col < span.last; col += kBatch * kWarp * vector) {
-            const char *src = job.src + span.src + (int64_t(col) << unit_log);
-            char *dst = job.dst + span.dst + (int64_t(col) << unit_log);
-            Vector values[kBatch];
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                values[i] = Vector{};
-                if (uint32_t(col + i * kWarp * vector - span.first) < length)
-                    values[i] = load_cached<Vector>(src + i * kWarp * int(sizeof(Vector)));
-            }
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i)
-                if (uint32_t(col + i * kWarp * vector - span.first) < length)
-                    store(dst + i * kWarp * int(sizeof(Vector)), values[i]);
-        }
-    }
-}
-
 // Units in walked order, a vector of them per access; single units where the fastest dimensions are not contiguous. The
-// accesses of a batch are neighbours in a warp, so that some of them only step along a row.
+// accesses of a thread are a warp apart, so that most of them only step along a row. Its stores walk the same way
+// again: that takes fewer registers than offsets kept since the loads, and so leaves room for more loads in flight.
 template <typename Vector, typename Offset>
 __device__ void copy_flat(const Job &job, int worker) {
-    constexpr int kBatch = sizeof(Offset) == 4 ? 4 : 2;  // registers
-    const uint32_t vector = sizeof(Vector) >> job.piece.unit_log, step = kWarp * vector;
+    constexpr int kBatch = batch_size<Vector>(16);
+    const uint32_t vector = sizeof(Vector) >> job.piece.unit_log, step = kWarp * vector, last = job.last;
+    const uint32_t lane = worker % kWarp, warp = worker / kWarp;
     const char *src = job.src;
     char *dst = job.dst;
-    const uint32_t last = job.last, lane = worker % kWarp, warp = worker / kWarp;
     for (uint32_t x = job.first + warp * kBatch * step + lane * vector; x < last; x += kWorkers * kBatch * vector) {
         Vector values[kBatch];
-        Offset to[kBatch];
         Cursor<Offset> at = seek<Offset>(job.piece, x);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             values[i] = load_cached<Vector>(src + at.src);
-            to[i] = at.dst;
             if (i + 1 < kBatch && at.x + step < last) advance(at, job.piece, step);
         }
+        at = seek<Offset>(job.piece, x);
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i)
-            if (x + i * step < last) store(dst + to[i], values[i]);
+        for (int i = 0; i < kBatch; ++i) {
+            if (x + i * step >= last) break;
+            store(dst + at.dst, values[i]);
+            if (i + 1 < kBatch && at.x + step < last) advance(at, job.piece, step);
+        }
     }
 }
 
@@ -310,7 +286,7 @@ __device__ void fetch_squares(const Job &job, const char *base, const Columns &a
 // columns.
 template <int kUnit, typename Vector>
 __device__ void read_plane(const Job &job, Vector *tile, const Swizzle &swizzle, int worker) {
-    constexpr int kCount = sizeof(Vector) / kUnit, kCountLog = log2_of(kCount), kBatch = batch_size<Vector>(16);
+    constexpr int kCount = sizeof(Vector) / kUnit, kCountLog = log2_of(kCount), kBatch = batch_size<Vector>(PB);
     constexpr int kSquares = kBatch / kCount > 0 ? kBatch / kCount : 1;
     const uint32_t lanes_log = job.piece.rows_log - kCountLog;
     const uint32_t group = worker & ((1u << lanes_log) - 1), row = group << kCountLog;
@@ -334,37 +310,16 @@ __device__ void read_plane(const Job &job, Vector *tile, const Swizzle &swizzle,
     }
 }
 
-// A warp per row, for rows of at least a warp of vectors. Its stores begin with a sector.
 template <bool kSplit, int kUnit, typename Vector>
-__device__ void write_long_rows(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
-    constexpr int kCountLog = log2_of(sizeof(Vector) / kUnit);
-    const int64_t row_stride = job.piece.dst_stride[kRow], col_stride = job.piece.dst_stride[kCol] << kCountLog;
-    const int lane = worker % kWarp;
-    for (uint32_t row = worker / kWarp; row < job.tile.rows; row += kWorkers / kWarp) {
-        const uint32_t number = job.tile.first_row + row;
-        char *dst = job.dst + (kSplit ? dst_row(job.piece, number) : number * row_stride);
-        const Window window = row_window(job.piece, job.tile, uint32_t(uintptr_t(dst)));
-        const int first = window.first >> kCountLog, last = window.last >> kCountLog;
-        const uint32_t place = row << swizzle.row_log, spread = group_swizzle(swizzle, row >> kCountLog);
-        int col = int(window.shift >> kCountLog) + lane - (window.first < window.shift ? kWarp : 0);
-        dst += col * col_stride;
-#pragma unroll 4
-        for (; col < last; col += kWarp, dst += kWarp * col_stride)
-            if (col >= first) store(dst, tile[(place + col) ^ spread]);
-    }
-}
-
-// Rows shorter than a warp: several at once.
-template <bool kSplit, int kUnit, typename Vector>
-__device__ void write_short_rows(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
+__device__ void write_plane(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
     constexpr int kCountLog = log2_of(sizeof(Vector) / kUnit), kBatch = batch_size<Vector>(8);
     const uint32_t lanes_log = swizzle.row_log, step = kWorkers >> lanes_log, rows = job.tile.rows;
     const uint32_t col = (worker & ((1u << lanes_log) - 1)) << kCountLog;
+    if (col >= job.tile.cols) return;
     uint32_t row = worker >> lanes_log, place = worker;
     const int64_t stride = step * job.piece.dst_stride[kRow];
     char *base = job.dst + col * job.piece.dst_stride[kCol];
     char *dst = base + (job.tile.first_row + row) * job.piece.dst_stride[kRow];
-    if (col >= job.tile.cols) return;
     while (row < rows) {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i, row += step, place += kWorkers, dst += stride) {
@@ -373,14 +328,6 @@ __device__ void write_short_rows(const Job &job, const Vector *tile, const Swizz
             store(to, tile[place ^ group_swizzle(swizzle, row >> kCountLog)]);
         }
     }
-}
-
-template <bool kSplit, int kUnit, typename Vector>
-__device__ void write_plane(const Job &job, const Vector *tile, const Swizzle &swizzle, int worker) {
-    if ((1u << swizzle.row_log) >= kWarp)
-        write_long_rows<kSplit, kUnit>(job, tile, swizzle, worker);
-    else
-        write_short_rows<kSplit, kUnit>(job, tile, swizzle, worker);
 }
 
 template <int kUnit, int kWidth>
@@ -419,8 +366,6 @@ template <typename Vector>
 __device__ void do_flat(const Job &job, int worker) {
     if (job.kind == kLine)
         copy_line<Vector>(job, worker);
-    else if (job.piece.span != 0)
-        copy_spans<Vector>(job, worker);
     else if (job.piece.narrow)
         copy_flat<Vector, uint32_t>(job, worker);
     else

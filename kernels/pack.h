@@ -44,9 +44,9 @@ typedef struct {
     int32_t segment; /* ascending over the boxes of a program */
 } cudecomp_box;
 
-/* A segment's flag: a naturally aligned uint64_t at bases[base] + offset that the kernels set, with release semantics at
- * system scope, to the number of times this segment has been completed since the program was created. A segment without
- * boxes counts as well. base < 0: no flag. */
+/* A segment's flag: a naturally aligned uint64_t at bases[base] + offset that the kernels set, with release semantics
+ * at system scope, to the number of times this segment has been completed since the program was created. A segment
+ * without boxes counts as well. base < 0: no flag. */
 typedef struct {
     int64_t offset;
     int64_t base;

@@ -108,12 +108,8 @@ CUDECOMP_HD inline Tile tile_at(const Walk &walk, int64_t t) {
 constexpr int kTileBytesLog = 15;         // a tile moves at most 32 KiB: a unit of work, of order and of completion
 constexpr int64_t kPieceBytes = 1 << 30;  // a piece has at most these bytes, so that its unit numbers fit dividers
 constexpr int kEdgeLog = 8;               // the longest edge of a permuted tile has 2^8 units
-constexpr int kRowBytesLog = 8;           // what a permuted tile reads in one run, where the plane allows it
 constexpr int64_t kThin = 3;              // a permuted plane with a shorter edge is walked in flat order instead
-constexpr int kSector = 32;            // bytes; a store of a part of a sector costs as much as two or three whole ones
-constexpr int64_t kLongRow = 256;      // bytes; such rows of a flat piece are copied as spans of a warp each
-constexpr int64_t kSpanVectors = 256;  // a span is at most so many vector accesses
-constexpr int64_t kShort = 64;         // a shorter edge of a plane takes an outer dimension in, where it can
+constexpr int64_t kShort = 64;            // a shorter edge of a plane takes an outer dimension in, where it can
 
 // Division by a constant with one multiplication; exact for numerators below 2^31.
 struct Divider {
@@ -164,19 +160,15 @@ struct Piece {
     Divider split[3];  // kFlat: by extents 1, 2, 3; kPlane: by extent 1 and the number of row and column tiles
     Divider row_split;
     Divider col_split;
-    Divider row_spans;  // kFlat: how many spans a row is cut into
-    uint32_t span;      // kFlat: units of a span, whole sectors; 0 where rows are too short for spans
-    uint32_t rows;      // extent of the plane
+    uint32_t rows;  // extent of the plane
     uint32_t cols;
-    uint32_t col_step;  // kPlane: from one tile to the next; less than an edge where tiles overlap, see row_window
     PieceKind kind;
     uint8_t unit_log;
     uint8_t rows_log;  // kPlane: edges of a tile
     uint8_t cols_log;
     uint8_t narrow;      // kFlat: byte offsets of all units from the first one fit 32 bits
     uint8_t contiguous;  // the fastest dimensions are contiguous, so that vector accesses are possible
-    uint8_t ragged;      // kPlane: rows begin within sectors in the destination
-    uint8_t unused[5];
+    uint8_t unused[2];
 };
 
 // Drop dimensions of one unit and join those that are one dimension in both layouts.
@@ -202,27 +194,20 @@ inline cudecomp_box collapse(const cudecomp_box &box) {
     return out;
 }
 
-// Edges of a permuted tile: 256 bytes along the rows and what is left along the columns where the plane allows it, else
-// the short side of the plane is one edge and the other one takes what the tile has left.
+// Edges of a permuted tile: 256 bytes, but at least 32 units, along the rows and what is left along the columns, where
+// the plane allows it; else the short side of the plane is one edge and the other one takes what the tile has left.
 inline void shape_plane(Piece &piece) {
-    int area = kTileBytesLog - piece.unit_log;
+    int area = kTileBytesLog - piece.unit_log, best = 8 - piece.unit_log < 5 ? 5 : 8 - piece.unit_log;
     auto edge = [](uint32_t extent, int most) {
         int log = log2_ceil(extent);
         most = most < kEdgeLog ? most : kEdgeLog;
         return uint8_t(log < 3 ? 3 : log < most ? log : most);
     };
-    int row_log = kRowBytesLog - piece.unit_log;
-    piece.rows_log = edge(piece.rows, row_log < area / 2 ? row_log : area / 2);
+    piece.rows_log = edge(piece.rows, best < area / 2 ? best : area / 2);
     piece.cols_log = edge(piece.cols, area - piece.rows_log);
     piece.rows_log = edge(piece.rows, area - piece.cols_log);
-    uint32_t edge_cols = 1u << piece.cols_log, overlap = piece.ragged ? uint32_t(kSector >> piece.unit_log) : 0;
-    // Only where a row of a tile is at least a warp of the widest vectors.
-    int vector_log = piece.unit_log == 0 ? 3 : piece.unit_log == 1 ? 2 : 4 - piece.unit_log;
-    if (piece.cols_log < 5 + vector_log || piece.cols <= edge_cols) piece.ragged = 0, overlap = 0;
-    piece.col_step = edge_cols - overlap;
-    uint32_t more = piece.cols > edge_cols ? (piece.cols - edge_cols - 1) / piece.col_step + 1 : 0;
     piece.split[1] = make_divider(((piece.rows - 1) >> piece.rows_log) + 1);
-    piece.split[2] = make_divider(more + 1);
+    piece.split[2] = make_divider(((piece.cols - 1) >> piece.cols_log) + 1);
 }
 
 // Let a short edge `d` of a plane take in an outer dimension that is one with it in the layout of `stride`, the layout
@@ -292,8 +277,6 @@ inline void make_plane(Piece &piece, Walk &walk, int unit) {
     piece.contiguous = walk.src_stride[kRow] == unit && walk.dst_stride[kCol] == unit;
     piece.align = alignment(walk, unit, true) | uint32_t((col.stride | row.stride) & 15);
     piece.split[0] = make_divider(uint32_t(walk.extent[1]));
-    int64_t starts = walk.dst_offset | walk.dst_stride[0] | walk.dst_stride[1] | walk.dst_stride[kRow] | row.stride;
-    piece.ragged = piece.contiguous && starts % kSector != 0;
     shape_plane(piece);
     piece.tiles = uint32_t(walk.extent[0] * walk.extent[1]) * piece.split[1].value * piece.split[2].value;
 }
@@ -304,11 +287,6 @@ inline void make_flat(Piece &piece, const Walk &walk, int unit) {
     piece.narrow = is_narrow(walk);
     for (int d = 1; d < CUDECOMP_DIMS; ++d) piece.split[d - 1] = make_divider(uint32_t(walk.extent[d]));
     piece.tiles = ((piece.units - 1) >> (kTileBytesLog - piece.unit_log)) + 1;
-    int64_t width = piece.align & (0u - piece.align), sector = kSector / unit, cols = walk.extent[kCol];
-    if (!piece.contiguous || cols * unit < kLongRow) return;
-    int64_t most = kSpanVectors * width / unit, spans = (cols + sector - 1 + most - 1) / most;
-    piece.row_spans = make_divider(uint32_t(spans));
-    piece.span = uint32_t(((cols + sector - 1 + spans - 1) / spans + sector - 1) / sector * sector);
 }
 
 // A collapsed box of at most kPieceBytes.
@@ -429,7 +407,7 @@ struct PlaneTile {
 CUDECOMP_HD inline PlaneTile plane_tile(const Piece &piece, uint32_t t) {
     uint32_t row = quotient(t, piece.split[2]);
     PlaneTile tile;
-    tile.first_col = (t - row * piece.split[2].value) * piece.col_step;
+    tile.first_col = (t - row * piece.split[2].value) << piece.cols_log;
     uint32_t inner = quotient(row, piece.split[1]);
     tile.first_row = (row - inner * piece.split[1].value) << piece.rows_log;
     uint32_t outer = quotient(inner, piece.split[0]);
@@ -442,25 +420,6 @@ CUDECOMP_HD inline PlaneTile plane_tile(const Piece &piece, uint32_t t) {
     tile.rows = rows < 1u << piece.rows_log ? rows : 1u << piece.rows_log;
     tile.cols = cols < 1u << piece.cols_log ? cols : 1u << piece.cols_log;
     return tile;
-}
-
-// kPlane: the columns [first, last) of a tile that it writes of one row. Tiles of a ragged piece overlap by a sector,
-// so that in every row one tile can end and the next one begin with a sector: the last and first ones of a row alone
-// write parts of sectors. `shift` columns are before the first sector. `bits` are the low bits of the address, in this
-// row, of the tile's first column.
-struct Window {
-    uint32_t shift;
-    uint32_t first;
-    uint32_t last;
-};
-
-CUDECOMP_HD inline Window row_window(const Piece &piece, const PlaneTile &tile, uint32_t bits) {
-    Window window = {0, 0, tile.cols};
-    if (!piece.ragged) return window;
-    window.shift = ((0u - bits) & (kSector - 1)) >> piece.unit_log;
-    if (tile.first_col > 0) window.first = window.shift;
-    if (tile.first_col + tile.cols < piece.cols) window.last = piece.col_step + window.shift;
-    return window;
 }
 
 // kFlat: the unit numbers [first, last) of tile `t`; with `one_row`, they lie in one row.
@@ -504,55 +463,12 @@ CUDECOMP_HD inline Swizzle make_swizzle(int rows_log, int cols_log, int unit_log
 // What is xor-ed to the row-major places of a group of rows.
 CUDECOMP_HD inline uint32_t group_swizzle(const Swizzle &s, uint32_t group) { return (group << s.shift) & s.mask; }
 
-// kFlat: span number `n` of a tile, where rows are cut into spans: columns [first, last) of one row, which begins at
-// the given offsets. Accesses count from `begin`, at most `first`, so that they begin with a sector of the destination.
-// `bits` are the low bits of the destination's address.
-struct RowSpan {
-    int64_t src;
-    int64_t dst;
-    int32_t begin;
-    int32_t first;
-    int32_t last;
-};
-
-CUDECOMP_HD inline uint32_t span_count(const Piece &piece, const Span &tile) {
-    return (quotient(tile.last - 1, piece.split[2]) - quotient(tile.first, piece.split[2]) + 1) * piece.row_spans.value;
-}
-
-CUDECOMP_HD inline RowSpan row_span(const Piece &piece, const Span &tile, uint32_t n, uint32_t bits) {
-    uint32_t up = quotient(n, piece.row_spans), row = quotient(tile.first, piece.split[2]) + up;
-    int32_t cols = int32_t(piece.split[2].value), start = int32_t(row * piece.split[2].value);
-    uint32_t inner = quotient(row, piece.split[1]);
-    row -= inner * piece.split[1].value;
-    uint32_t outer = quotient(inner, piece.split[0]);
-    inner -= outer * piece.split[0].value;
-    RowSpan span;
-    span.src = row * piece.src_stride[kRow] + inner * piece.src_stride[1] + outer * piece.src_stride[0];
-    span.dst = row * piece.dst_stride[kRow] + inner * piece.dst_stride[1] + outer * piece.dst_stride[0];
-    int32_t before = int32_t(((bits + uint32_t(span.dst)) & (kSector - 1)) >> piece.unit_log);
-    span.begin = int32_t((n - up * piece.row_spans.value) * piece.span) - before;
-    span.first = int32_t(tile.first) - start;
-    if (span.first < span.begin) span.first = span.begin;
-    if (span.first < 0) span.first = 0;
-    span.last = int32_t(tile.last) - start;
-    if (span.last > cols) span.last = cols;
-    if (span.last > span.begin + int32_t(piece.span)) span.last = span.begin + int32_t(piece.span);
-    return span;
-}
-
 // Call visit(src_offset, dst_offset) for every unit that tile `t` of a piece copies, with the arithmetic of the
 // kernels.
 template <typename Offset, typename Visit>
 inline void visit_flat(const Piece &piece, uint32_t t, Visit visit) {
     Span span = flat_tile(piece, t);
     if (span.first == span.last) return;
-    for (uint32_t n = 0; piece.span && n < span_count(piece, span); ++n) {
-        RowSpan part = row_span(piece, span, n, uint32_t(piece.dst_offset));
-        for (int32_t col = part.first; col < part.last; ++col)
-            visit(piece.src_offset + part.src + (int64_t(col) << piece.unit_log),
-                  piece.dst_offset + part.dst + (int64_t(col) << piece.unit_log));
-    }
-    if (piece.span) return;
     Cursor<Offset> at = seek<Offset>(piece, span.first);
     for (;; advance(at, piece, 1)) {
         visit(piece.src_offset + int64_t(at.src), piece.dst_offset + int64_t(at.dst));
@@ -568,8 +484,7 @@ inline void visit_tile(const Piece &piece, uint32_t t, Visit visit) {
     for (uint32_t row = 0; row < tile.rows; ++row) {
         int64_t src = tile.src_offset + row * piece.src_stride[kRow];
         int64_t dst = tile.dst_offset + dst_row(piece, tile.first_row + row);
-        Window window = row_window(piece, tile, uint32_t(dst));
-        for (uint32_t col = window.first; col < window.last; ++col)
+        for (uint32_t col = 0; col < tile.cols; ++col)
             visit(src + src_column(piece, tile.first_col + col), dst + col * piece.dst_stride[kCol]);
     }
 }

@@ -75,7 +75,7 @@ def test_info_survives_mpi(capsys, fake_mpi, fault):
     found = json.loads(said(capsys, "info", "--json", "--timeout", "2" if fault == "hanging" else "30"))
     assert reason in found["mpi"]["problem"]
     works = {row["transport"]: row["works"] for row in found["transports"] if row["device"] == "host"}
-    assert works == {"local": "yes", "mpi_p2p": "no", "mpi_p2p_pl": "no", "mpi_a2a": "no"}
+    assert works == {"local": "yes", "direct": "no", "mpi_p2p": "no", "mpi_p2p_pl": "no", "mpi_a2a": "no"}
     assert time.monotonic() - start < 60
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from cuda.bindings cimport cyruntime as rt
 
 from cudecomp.cuda.runtime cimport check, Event, Stream
-from cudecomp.pack cimport AddressTable, cudecomp_kernel_table, cudecomp_program, PackProgram
+from cudecomp.pack cimport AddressTable, PackProgram
 
 
 cdef rt.cudaError_t _pack(PackProgram program, void **bases, int64_t first, int64_t last, rt.cudaEvent_t *events,
@@ -60,8 +60,8 @@ cdef class Graph:
 
     Notes
     -----
-    Local. The graph keeps program and events alive. Recording takes a stream of its own, in thread-local mode and within
-    one section without the GIL, so that no other library's calls get into it, or break it, from this thread.
+    Local. The graph keeps program and events alive. Recording takes a stream of its own, in thread-local mode and
+    within one section without the GIL, so that no other library's calls get into it, or break it, from this thread.
     """
 
     cdef rt.cudaGraphExec_t handle
@@ -137,7 +137,7 @@ class GraphCache:
 
 
 def launch_singles(PackProgram program, AddressTable table, Py_ssize_t singles, events, uintptr_t stream):
-    """Launch the segments s < singles one by one, each followed by its event if there are any, then the rest at once."""
+    """Launch the segments s < singles one by one, each followed by its event where there are events, then the rest."""
     cdef Py_ssize_t s
     cdef Event event
     for s in range(singles):

@@ -20,7 +20,8 @@ from math import prod
 
 import numpy as np
 
-from cudecomp.cuda.runtime import copy, current_device, synchronize
+from cudecomp.cuda.runtime import copy as copy_bytes
+from cudecomp.cuda.runtime import current_device, synchronize
 from cudecomp.pack import free_abandoned as free_programs
 
 _abandoned_device = []
@@ -87,7 +88,7 @@ cdef class PinnedMemory:
         PyBuffer_FillInfo(buffer, self, self.pointer, self.nbytes, 0, flags)
 
 
-# --- DLPack: the parts of its stable ABI that an exporter needs ---------------------------------------------------------
+# --- DLPack: the parts of its stable ABI that an exporter needs -------------------------------------------------------
 
 cdef struct DLTensor:
     void *data
@@ -106,7 +107,7 @@ cdef struct DLManagedTensor:
     void *owner
     void (*deleter)(DLManagedTensor *) noexcept with gil
 
-DEF_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 DEVICE_CUDA = 2
 
 
@@ -170,7 +171,7 @@ class DeviceArray:
         """Export as DLPack. The array has no stream of its own, so there is nothing to order."""
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("DeviceArray exports its own memory only, without a copy")
-        if self.dtype.kind not in DEF_CODES or not self.dtype.isnative:
+        if self.dtype.kind not in DLPACK_CODES or not self.dtype.isnative:
             raise BufferError(f"DLPack has no dtype for {self.dtype}")
         cdef Py_ssize_t ndim = len(self.shape), d
         cdef DLManagedTensor *managed = <DLManagedTensor *> malloc(sizeof(DLManagedTensor))
@@ -186,7 +187,7 @@ class DeviceArray:
             step *= shape[d]
         cdef uintptr_t address = self.memory.address
         managed.tensor = DLTensor(<void *> address, DEVICE_CUDA, self.memory.device, <int32_t> ndim,
-                                  DEF_CODES[self.dtype.kind], 8 * self.dtype.itemsize, 1, shape, shape + ndim, 0)
+                                  DLPACK_CODES[self.dtype.kind], 8 * self.dtype.itemsize, 1, shape, shape + ndim, 0)
         Py_INCREF(self.memory)
         memory = self.memory
         managed.owner = <void *> memory
@@ -216,5 +217,5 @@ def _transfer(host, uintptr_t address, bint to_device):
     """Copy between a C ordered host array and the device, ordered after the legacy default stream; blocks."""
     cdef uintptr_t near = host.__array_interface__["data"][0]
     if host.nbytes:
-        copy(address if to_device else near, near if to_device else address, host.nbytes)
+        copy_bytes(address if to_device else near, near if to_device else address, host.nbytes)
         synchronize()

@@ -11,7 +11,9 @@ from cudecomp.errors import CudaError
 cdef extern from *:
     """
     #include <stdint.h>
-    static inline uint64_t cudecomp_load_acquire(const uint64_t *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
+    static inline uint64_t cudecomp_load_acquire(const uint64_t *flag) {
+        return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+    }
     """
     uint64_t cudecomp_load_acquire(const uint64_t *flag) noexcept nogil
 

@@ -148,7 +148,7 @@ def refused(plan, arrays, kind, word):
         plan.run(*arrays)
 
 
-@pytest.mark.parametrize("backend", ["mpi_p2p", "mpi_p2p_pl", "mpi_a2a"])
+@pytest.mark.parametrize("backend", ["mpi_p2p", "mpi_p2p_pl", "mpi_a2a", "direct"])
 @pytest.mark.parametrize("check", [True, False], ids=["checked", "local"])
 def test_wrong_arrays_on_one_rank(comm, raised, verdict, check, backend):
     """With check=True all ranks raise the same. Otherwise one does, before it sent anything, and can run again.

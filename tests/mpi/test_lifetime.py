@@ -14,7 +14,7 @@ from mpi4py import MPI
 from cudecomp import Pencil, PoisonedError, ProcessGrid, TransposePlan, Workspace
 
 SIZE = MPI.COMM_WORLD.Get_size()
-MOVERS = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
+MOVERS = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a", "direct")
 GRID = ProcessGrid((SIZE, 1))
 
 
@@ -140,7 +140,7 @@ def test_reverse_and_back(comm, verdict):
             verdict([text for plan in (there, back, again) for text in Trial(plan).run()])
 
 
-@pytest.mark.parametrize("closing", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+@pytest.mark.parametrize("closing", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
 def test_plans_closed_in_any_order(comm, verdict, closing):
     """Plans of different transports: those still open run on, and ranks need not agree on the order."""
     plans = [TransposePlan(*pencils(), "f8", comm, backend=backend) for backend in MOVERS]
@@ -200,7 +200,7 @@ def test_one_duplicate_per_communicator(comm):
     """MPI libraries have few communicators: hundreds of plans must not take one each."""
     src, dst = pencils((2, 3, 4))
     for number in range(300 // SIZE):
-        TransposePlan(src, dst, "i1", comm, backend=MOVERS[number % 3]).close()
+        TransposePlan(src, dst, "i1", comm, backend=MOVERS[number % len(MOVERS)]).close()
 
 
 def test_communicators_come_and_go(comm):
@@ -243,7 +243,7 @@ def test_memory_stays_flat_over_many_runs(comm, verdict, backend):
 @pytest.mark.slow
 @pytest.mark.skipif(SIZE > 2, reason="for 1 and 2 ranks: ranks that share a core wait for one another's time slices")
 @pytest.mark.timeout(600, method="thread")
-def test_a_hundred_thousand_runs_of_three_transports(comm, verdict):
+def test_a_hundred_thousand_runs_of_all_transports(comm, verdict):
     src, dst = pencils((4, 5, 6))
     plans = [TransposePlan(src, dst, "f8", comm, backend=backend) for backend in MOVERS]
     trials = [Trial(plan) for plan in plans]
@@ -251,7 +251,7 @@ def test_a_hundred_thousand_runs_of_three_transports(comm, verdict):
     for call in calls * 100:
         call.run()
     before = resident()
-    for _ in range(100_000 // 3):
+    for _ in range(100_000 // len(MOVERS)):
         for call in calls:
             call.run()
     grown = resident() - before

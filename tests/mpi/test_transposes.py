@@ -13,8 +13,8 @@ from mpi4py import MPI
 from cudecomp import Pencil, ProcessGrid, TransposePlan, Workspace
 
 SIZE = MPI.COMM_WORLD.Get_size()
-BACKENDS = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a", "auto")
-MOVERS = BACKENDS[:3]
+MOVERS = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a", "direct")
+BACKENDS = (*MOVERS, "auto")
 # The grid that is neither a row nor a column where there is one, and the others.
 GRIDS = {
     1: ((1, 1),),
@@ -115,7 +115,7 @@ def test_covering(comm, verdict, row):
         verdict([f"{row_name(row)}: {text}" for text in found])
 
 
-@pytest.mark.parametrize(("backend", "rank_order"), [*zip(MOVERS, ["row", "column", "row"], strict=True)])
+@pytest.mark.parametrize(("backend", "rank_order"), [*zip(MOVERS, ["row", "column"] * 2, strict=True)])
 def test_all_pairs_of_orders(comm, verdict, backend, rank_order):
     grid = ProcessGrid(GRIDS[0], rank_order=rank_order)
     found = []
