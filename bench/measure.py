@@ -57,7 +57,51 @@ class Host:
         return f"{len(os.sched_getaffinity(0))} cores of {models[0] if models else platform.machine()}"
 
 
-DEVICES = {Host.name: Host}
+class Cuda:
+    """The same on the GPU that is current. Times are the host's, until the stream is done."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        from cudecomp.cuda import runtime
+        from cudecomp.cuda.memory import DeviceArray
+
+        self._runtime, self._array = runtime, DeviceArray
+        # Constant data can be faster than any other.
+        self._noise = np.random.default_rng(1).integers(0, 256, 16 << 20, np.uint8)
+
+    def empty(self, nbytes: int) -> Any:
+        """Return `nbytes` of device memory full of noise."""
+        array = self._array((nbytes,), np.uint8)
+        self.touch(array)
+        return array
+
+    def touch(self, array: Any) -> None:
+        """Write noise all over an array."""
+        source = self._noise.__array_interface__["data"][0]
+        for at in range(0, array.nbytes, self._noise.nbytes):
+            n = min(self._noise.nbytes, array.nbytes - at)
+            self._runtime.copy(array.memory.address + at, source, n)
+        self._runtime.synchronize()
+
+    def copy(self, dst: Any, src: Any) -> None:
+        """Copy an array to another one on the device."""
+        self._runtime.copy(dst.memory.address, src.memory.address, src.nbytes)
+
+    def seconds(self, action: Callable[[], Any]) -> float:
+        """Return the time from the call of `action` until the default stream is done."""
+        start = time.perf_counter()
+        action()
+        self._runtime.synchronize()
+        return time.perf_counter() - start
+
+    def description(self) -> str:
+        """Return the hardware in words."""
+        driver, runtime = self._runtime.versions()
+        return f"{self._runtime.device_name(self._runtime.current_device())}, CUDA driver {driver}, runtime {runtime}"
+
+
+DEVICES = {Host.name: Host, Cuda.name: Cuda}
 
 
 class Alone:

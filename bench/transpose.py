@@ -60,7 +60,9 @@ def arguments() -> argparse.Namespace:
     add("--fields", type=int, default=1)
     add("--inplace", action="store_true")
     add("--transports", nargs="+", help="default: all that the device has")
-    add("--baselines", nargs="*", default=list(BASELINES), help=f"of {', '.join(BASELINES)}; none for none")
+    add("--launches", nargs="+", default=["fused", "fused+graph", "per_peer", "per_peer+graph"],
+        help="on a GPU: a launch of TransposePlan, with +graph for automatic captures")  # fmt: skip
+    add("--baselines", nargs="*", default=list(BASELINES), help=f"of {', '.join(BASELINES)}; nothing for none")
     measure.add_options(parser)
     options = parser.parse_args()
     options.transports = options.transports or list(BACKENDS[options.device])
@@ -104,8 +106,8 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
     with ExitStack() as stack:
         keywords = {"fields": options.fields, "inplace": options.inplace, "workspace": workspace}
         plans = {
-            name: stack.enter_context(TransposePlan(*case, dtype, comm, device=device.name, backend=name, **keywords))
-            for name in options.transports
+            name: stack.enter_context(TransposePlan(*case, dtype, comm, device=device.name, **way, **keywords))
+            for name, way in ways(options).items()
         }
         # Any transport takes the arrays of the direct one, which needs its own.
         plan = plans.get("direct") or next(iter(plans.values()))
@@ -116,7 +118,7 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
         copy_from = device.empty(prod(case.src.shape(comm.rank)) * dtype.itemsize * options.fields)
         copy_to = device.empty(copy_from.nbytes)
         actions = {"copy": lambda: device.copy(copy_to, copy_from)}
-        # Eager calls on bound arrays: what a solver's loop does.
+        # Calls on bound arrays: what a solver's loop does. With graphs they are captured at the first one.
         actions |= {name: plan.bind(*arrays).run for name, plan in plans.items()}
         for name in baselines_of(case, options):
             baseline = BASELINES[name](*case, dtype, comm, *arrays)
@@ -130,6 +132,17 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
         "orders": (case.src.order, case.dst.order),
         "seconds": measure.statistics_of(times),
     }
+
+
+def ways(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return what is compared, by name: transports, on a GPU each with all launches asked for."""
+    if options.device == "host":
+        return {name: {"backend": name} for name in options.transports}
+    found = {}
+    for backend, launch in itertools.product(options.transports, options.launches):
+        name, _, graph = launch.partition("+")
+        found[f"{backend} {launch}"] = {"backend": backend, "launch": name, "graphs": bool(graph)}
+    return found
 
 
 def baselines_of(case: Case, options: argparse.Namespace) -> list[str]:
@@ -160,7 +173,7 @@ def row(result: dict[str, Any], names: list[str], statistic: str) -> list[str]:
 
 def report(results: list[dict[str, Any]], options: argparse.Namespace, device: Any, comm: MPI.Intracomm) -> None:
     """Print the table and write the file."""
-    names = [*options.transports, *(n for n in options.baselines if any(n in r["seconds"] for r in results))]
+    names = [*ways(options), *(n for n in options.baselines if any(n in r["seconds"] for r in results))]
     print(f"{options.dtype}, shape {options.shape}, {comm.size} ranks on {device.description()}. Copy in milliseconds,")
     print(f"transposes as multiples of it; {options.statistic} over the rounds, of the slowest rank each.\n")
     rows = [row(result, names, options.statistic) for result in results]

@@ -270,6 +270,9 @@ class Engine:
         """Return what `replay` of a bound operation needs."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Destroy automatic captures; only a GPU has any."""
+
     # --- running ------------------------------------------------------------------------------------------------
 
     def start(self, bound: Bound, stream: Any = None, record: Any = None) -> None:

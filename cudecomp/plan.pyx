@@ -175,6 +175,10 @@ cdef class Plan:
             raise RuntimeError(f"{self._engine}: nothing was captured; call capture(src, dst) first")
         latest.replay(stream)
 
+    def forget(self):
+        """Destroy the automatic captures of `run`; what `capture` made stays. Local."""
+        self._engine_open().forget()
+
     def empty_src(self):
         """Return an uninitialised array for the source, of its memory shape, with a leading axis for several fields.
 

@@ -196,7 +196,7 @@ __device__ void copy_line(const Job &job, int worker) {
 // again: that takes fewer registers than offsets kept since the loads, and so leaves room for more loads in flight.
 template <typename Vector, typename Offset>
 __device__ void copy_flat(const Job &job, int worker) {
-    constexpr int kBatch = batch_size<Vector>(16);
+    constexpr int kBatch = sizeof(Offset) == 4 ? batch_size<Vector>(16) : 2;  // registers
     const uint32_t vector = sizeof(Vector) >> job.piece.unit_log, step = kWarp * vector, last = job.last;
     const uint32_t lane = worker % kWarp, warp = worker / kWarp;
     const char *src = job.src;

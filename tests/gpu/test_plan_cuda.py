@@ -275,3 +275,64 @@ def test_more_items_than_32_bits_count():
         for k in (0, 1, 517, n - 1):
             assert (dst[k] == src[:, :, k]).all()
         assert int((dst < 0).sum()) == 0
+
+
+def test_captures_are_dropped_on_request():
+    x, y = Pencil((4, 5, 6), ALONE, 0), Pencil((4, 5, 6), ALONE, 1, order=(2, 0, 1))
+    with TransposePlan(x, y, "f8", device="cuda", graphs=True) as plan:
+        src, dst = arrays(plan, x, y)
+        plan.run(src, dst)
+        plan.run(src, dst)
+        assert plan.stats["captures"] == 1
+        plan.forget()
+        plan.run(src, dst)
+        assert plan.stats["captures"] == 2
+        reference.check(y, 0, cupy.asnumpy(dst))
+
+
+def test_two_pencils_with_the_same_addresses_do_not_share_captures():
+    """The same pointers, with another dtype or with other halos, belong to other plans and other captures."""
+    memory = cupy.empty((2, 20000), "f8")
+    for dtype, halo in itertools.product(["f8", "f4", "i2"], [0, 1, 2]):
+        x = Pencil((9, 8, 7), ALONE, 0, halo=halo)
+        y = Pencil((9, 8, 7), ALONE, 1, order=(2, 0, 1), halo=(halo, 0, 0))
+        with TransposePlan(x, y, dtype, device="cuda", graphs=True) as plan:
+            src, dst = (row.view(dtype)[: p.size(0)] for row, p in zip(memory, (x, y), strict=True))
+            src[...] = cupy.asarray(reference.fill(x, 0, dtype).ravel())
+            for _ in range(2):
+                dst[...] = cupy.asarray(reference.poisoned(y, 0, dtype).ravel())
+                plan.run(src, dst)
+            reference.check(y, 0, cupy.asnumpy(dst))
+
+
+def test_threads_with_their_own_plans_and_streams():
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(number):
+        x, y = Pencil((20, 30, 40), ALONE, 0), Pencil((20, 30, 40), ALONE, 1, order=(2, 1, 0))
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with TransposePlan(x, y, "f8", device="cuda", graphs=bool(number % 2)) as plan, stream:
+            src, dst = arrays(plan, x, y)
+            for step in range(50):
+                src += 1
+                plan.run(src, dst, stream=stream)
+                if step % 10 == 0:
+                    plan.capture(src, dst)
+            return bool((dst == cupy.asarray(reference.fill(y, 0, "f8")) + 50).all())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(8))) == [True] * 8
+
+
+def test_one_plan_on_alternating_streams():
+    x, y = Pencil((64, 64, 64), ALONE, 0), Pencil((64, 64, 64), ALONE, 1, order=(2, 1, 0))
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    with TransposePlan(x, y, "f8", device="cuda") as plan:
+        pairs = [arrays(plan, x, y) for _ in streams]
+        cupy.cuda.Device().synchronize()
+        for _ in range(200):
+            for (src, dst), stream in zip(pairs, streams, strict=True):
+                plan.run(src, dst, stream=stream)
+        for (_, dst), stream in zip(pairs, streams, strict=True):
+            stream.synchronize()
+            reference.check(y, 0, cupy.asnumpy(dst))

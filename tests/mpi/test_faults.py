@@ -113,26 +113,30 @@ def memory_shape(pencil, rank, dtype="f8"):
 
 # Arrays of a run that are wrong, from the plan; the kind of the exception and a word of it.
 WRONG = {
-    "one item short": (lambda p: (np.zeros(X.size(p.rank) - 1), p.empty_dst()), ValueError, "src"),
-    "dst one item short": (lambda p: (p.empty_src(), np.zeros(Y.size(p.rank) - 1)), ValueError, "dst"),
-    "other dtype": (lambda p: (p.empty_src(), memory_shape(Y, p.rank, "f4")), TypeError, "float32"),
-    "dtype of equal size": (lambda p: (memory_shape(X, p.rank, "i8"), p.empty_dst()), TypeError, "int64"),
-    "byte order": (lambda p: (memory_shape(X, p.rank, ">f8"), p.empty_dst()), TypeError, ">f8"),
-    "other shape": (lambda p: (np.zeros((1, *X.memory_shape(p.rank))), p.empty_dst()), ValueError, "shape"),
-    "read-only": (lambda p: (p.empty_src(), readonly(p.empty_dst())), ValueError, "read-only"),
+    "one item short": (lambda p: (np.zeros(X.size(p.rank) - 1), memory_shape(Y, p.rank)), ValueError, "src"),
+    "dst one item short": (lambda p: (memory_shape(X, p.rank), np.zeros(Y.size(p.rank) - 1)), ValueError, "dst"),
+    "other dtype": (lambda p: (memory_shape(X, p.rank), memory_shape(Y, p.rank, "f4")), TypeError, "float32"),
+    "dtype of equal size": (lambda p: (memory_shape(X, p.rank, "i8"), memory_shape(Y, p.rank)), TypeError, "int64"),
+    "byte order": (lambda p: (memory_shape(X, p.rank, ">f8"), memory_shape(Y, p.rank)), TypeError, ">f8"),
+    "other shape": (lambda p: (np.zeros((1, *X.memory_shape(p.rank))), memory_shape(Y, p.rank)), ValueError, "shape"),
+    "read-only": (lambda p: (memory_shape(X, p.rank), readonly(memory_shape(Y, p.rank))), ValueError, "read-only"),
     "not contiguous": (
-        lambda p: (p.empty_src(), memory_shape(Y, p.rank).repeat(2, 2)[..., ::2]),
+        lambda p: (memory_shape(X, p.rank), memory_shape(Y, p.rank).repeat(2, 2)[..., ::2]),
         ValueError,
         "strides",
     ),
-    "Fortran order": (lambda p: (np.asfortranarray(p.empty_src()), p.empty_dst()), ValueError, "strides"),
+    "Fortran order": (
+        lambda p: (np.asfortranarray(memory_shape(X, p.rank)), memory_shape(Y, p.rank)),
+        ValueError,
+        "strides",
+    ),
     "overlapping": (overlapping, ValueError, "overlap"),
     "one array twice": (lambda p: (np.zeros(600),) * 2, ValueError, "inplace"),
-    "no array": (lambda p: ("text", p.empty_dst()), TypeError, "str"),
-    "None": (lambda p: (None, p.empty_dst()), TypeError, "NoneType"),
-    "dst is missing": (lambda p: (p.empty_src(), None), ValueError, "dst"),
-    "too many fields": (lambda p: ([p.empty_src()] * 2, p.empty_dst()), ValueError, "2 arrays"),
-    "on a device": (lambda p: (OnDevice(), p.empty_dst()), TypeError, "device"),
+    "no array": (lambda p: ("text", memory_shape(Y, p.rank)), TypeError, "str"),
+    "None": (lambda p: (None, memory_shape(Y, p.rank)), TypeError, "NoneType"),
+    "dst is missing": (lambda p: (memory_shape(X, p.rank), None), ValueError, "dst"),
+    "too many fields": (lambda p: ([memory_shape(X, p.rank)] * 2, memory_shape(Y, p.rank)), ValueError, "2 arrays"),
+    "on a device": (lambda p: (OnDevice(), memory_shape(Y, p.rank)), TypeError, "device"),
 }
 
 
