@@ -15,16 +15,17 @@
 #include "pack.h"
 #include "tile.h"
 
-#ifndef CUDECOMP_BLOCKS_PER_SM
+// Blocks of a multiprocessor, which bound the registers of a thread. Measured with two: more blocks of fewer threads,
+// or fewer registers, make the compiler wait for loads one by one.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+#define CUDECOMP_BLOCKS_PER_SM 1
+#else
 #define CUDECOMP_BLOCKS_PER_SM 2
 #endif
 
 namespace cudecomp {
 namespace {
 
-#ifndef PB
-#define PB 16
-#endif
 constexpr int kWorkers = 512;
 constexpr int kWarp = 32;
 constexpr int kThreads = kWorkers + 2 * kWarp;
@@ -97,8 +98,8 @@ struct Job {
 
 // The branches of the kernel meet at different places, hence named barriers and no __syncthreads.
 enum Barrier {
-    kTile = 0,  // all threads: a tile is done, the next one is prepared
-    kTurn = 1   // workers: a tile is complete in shared memory
+    kTile = 1,  // all threads: a tile is done, the next one is prepared
+    kTurn = 2   // workers: a tile is complete in shared memory
 };
 
 __device__ void wait_barrier(int id, int threads) {
@@ -192,30 +193,27 @@ __device__ void copy_line(const Job &job, int worker) {
 }
 
 // Units in walked order, a vector of them per access; single units where the fastest dimensions are not contiguous. The
-// accesses of a thread are a warp apart, so that most of them only step along a row. Its stores walk the same way
-// again: that takes fewer registers than offsets kept since the loads, and so leaves room for more loads in flight.
+// accesses of a thread are a warp apart, so that most of them only step along a row.
 template <typename Vector, typename Offset>
 __device__ void copy_flat(const Job &job, int worker) {
-    constexpr int kBatch = sizeof(Offset) == 4 ? batch_size<Vector>(16) : 2;  // registers
+    constexpr int kBatch = sizeof(Offset) == 4 ? batch_size<Vector>(8) : 2;  // more would not fit the registers
     const uint32_t vector = sizeof(Vector) >> job.piece.unit_log, step = kWarp * vector, last = job.last;
     const uint32_t lane = worker % kWarp, warp = worker / kWarp;
     const char *src = job.src;
     char *dst = job.dst;
     for (uint32_t x = job.first + warp * kBatch * step + lane * vector; x < last; x += kWorkers * kBatch * vector) {
         Vector values[kBatch];
+        Offset to[kBatch];
         Cursor<Offset> at = seek<Offset>(job.piece, x);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             values[i] = load_cached<Vector>(src + at.src);
+            to[i] = at.dst;
             if (i + 1 < kBatch && at.x + step < last) advance(at, job.piece, step);
         }
-        at = seek<Offset>(job.piece, x);
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            if (x + i * step >= last) break;
-            store(dst + at.dst, values[i]);
-            if (i + 1 < kBatch && at.x + step < last) advance(at, job.piece, step);
-        }
+        for (int i = 0; i < kBatch; ++i)
+            if (x + i * step < last) store(dst + to[i], values[i]);
     }
 }
 
@@ -286,7 +284,7 @@ __device__ void fetch_squares(const Job &job, const char *base, const Columns &a
 // columns.
 template <int kUnit, typename Vector>
 __device__ void read_plane(const Job &job, Vector *tile, const Swizzle &swizzle, int worker) {
-    constexpr int kCount = sizeof(Vector) / kUnit, kCountLog = log2_of(kCount), kBatch = batch_size<Vector>(PB);
+    constexpr int kCount = sizeof(Vector) / kUnit, kCountLog = log2_of(kCount), kBatch = batch_size<Vector>(16);
     constexpr int kSquares = kBatch / kCount > 0 ? kBatch / kCount : 1;
     const uint32_t lanes_log = job.piece.rows_log - kCountLog;
     const uint32_t group = worker & ((1u << lanes_log) - 1), row = group << kCountLog;

@@ -107,7 +107,7 @@ CUDECOMP_HD inline Tile tile_at(const Walk &walk, int64_t t) {
 
 constexpr int kTileBytesLog = 15;         // a tile moves at most 32 KiB: a unit of work, of order and of completion
 constexpr int64_t kPieceBytes = 1 << 30;  // a piece has at most these bytes, so that its unit numbers fit dividers
-constexpr int kEdgeLog = 8;               // the longest edge of a permuted tile has 2^8 units
+constexpr int kEdgeLog = 9;               // the longest edge of a permuted tile has 2^9 units
 constexpr int64_t kThin = 3;              // a permuted plane with a shorter edge is walked in flat order instead
 constexpr int64_t kShort = 64;            // a shorter edge of a plane takes an outer dimension in, where it can
 

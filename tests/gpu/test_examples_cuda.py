@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.gpu
-EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples" / "gpu"
 
 
 @pytest.mark.parametrize("name", ["cupy", "torch"])

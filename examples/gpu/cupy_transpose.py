@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transpose CuPy arrays between pencils, on a stream, and replay the captured work; checks its answer.
 
-mpiexec -n 4 python examples/cupy_transpose.py
+mpiexec -n 4 python examples/gpu/cupy_transpose.py
 """
 
 import cupy

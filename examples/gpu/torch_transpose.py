@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Fourier transform of PyTorch tensors over three pencils, there and back; checks its answer.
 
-mpiexec -n 4 python examples/torch_transpose.py
+mpiexec -n 4 python examples/gpu/torch_transpose.py
 """
 
 from contextlib import ExitStack
