@@ -78,10 +78,12 @@ class Cuda:
 
     def touch(self, array: Any) -> None:
         """Write noise all over an array."""
-        source = self._noise.__array_interface__["data"][0]
-        for at in range(0, array.nbytes, self._noise.nbytes):
-            n = min(self._noise.nbytes, array.nbytes - at)
-            self._runtime.copy(array.memory.address + at, source, n)
+        address, done = array.memory.address, min(array.nbytes, self._noise.nbytes)
+        self._runtime.copy(address, self._noise.__array_interface__["data"][0], done)
+        while done < array.nbytes:  # what is there is written once more behind it
+            n = min(done, array.nbytes - done)
+            self._runtime.copy(address + done, address, n)
+            done += n
         self._runtime.synchronize()
 
     def copy(self, dst: Any, src: Any) -> None:
