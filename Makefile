@@ -49,7 +49,7 @@ test-serial: $(call extras,test)
 test-mpi: $(call extras,test) check-mpi
 	for n in $(RANKS); do \
 	    echo "== $$n ranks"; \
-	    $(MPIEXEC) -n $$n $(python) -m pytest --color=no -m "mpi and not gpu" tests/mpi; \
+	    $(MPIEXEC) -n $$n $(python) -m pytest --color=no -m "mpi and not gpu and not slow" tests/mpi; \
 	done
 
 # A launcher and a library of different MPIs start n processes of one rank each, and all tests would pass.

@@ -35,6 +35,7 @@ class Group(Protocol):
 class Alone:
     """A group of this process alone; MPI is not imported."""
 
+    lost = 0
     rank = 0
     size = 1
     nodes = (0,)
@@ -72,6 +73,7 @@ class Communicator:
         self._tag_limit = self.mpi.Get_attr(MPI.TAG_UB) or 32767
         self.registry: Any = None  # of memory that ranks map, made at the first need
         self._aware: tuple[bool, str] | None = None
+        self.lost = 0  # collectives that this rank began and gave up
         self._groups: dict[Hashable, tuple[Any, tuple[int, ...]] | None] = {}
         host = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.nodes = tuple(self.mpi.allgather(host.bcast(self.rank)))
@@ -112,11 +114,12 @@ class Communicator:
         """Return the communicator of the ranks with the same `color`, and those ranks; None where not `present`.
 
         Collective. Ranks that have nothing to say are left out: some MPI libraries (Open MPI 4) return early from a
-        collective without data, and do not match the next one on that communicator.
+        collective without data, and do not match the next one on that communicator. Nor do ranks that gave a
+        collective up match those that never began it: new communicators are made after that.
         """
         from mpi4py import MPI
 
-        key = name, tuple(self.mpi.allgather(present))
+        key = name, tuple(self.mpi.allgather((present, self.lost)))
         if key not in self._groups:
             members = self.mpi.Split(color if present else MPI.UNDEFINED, self.rank)
             self._groups[key] = (members, tuple(members.allgather(self.rank))) if present else None
@@ -141,10 +144,10 @@ class Communicator:
 def _mpi_of(comm: Any) -> Any:
     """Return the MPI module that `comm` is an intracommunicator of."""
     MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is not None and isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError("comm is MPI.COMM_NULL, expected a communicator that this process belongs to")
     if MPI is None or not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm is a {type(comm).__name__}, expected an mpi4py.MPI.Intracomm or None")
-    if comm == MPI.COMM_NULL:
-        raise ValueError("comm is MPI.COMM_NULL, expected a communicator that this process belongs to")
     return MPI
 
 

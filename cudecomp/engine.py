@@ -141,6 +141,7 @@ class Engine:
         self._mover: Any = None
         self._poison: str | None = None
         self._closed = False
+        self._lost = 0  # of the group, when its all-to-all was made
         self._missing: set[int] = set()  # receives that have not arrived, by number
         self._sent = 0  # messages handed to the transport
         self._sending = False  # whether there are more to come
@@ -176,7 +177,7 @@ class Engine:
         # What arrives in a segment of its own, by message number.
         self._unpack_of = [part.segment for part in self.schedule.recvs]
         self.arguments = arguments_of(spec, self.group.rank)
-        self.workspace = spec.workspace or Workspace(self.group.user, spec.device)
+        self.workspace = spec.workspace or Workspace.own(self.group, spec.device)
         self.workspace.reserve(self.schedule.message_bytes, spec.memory, self)
         self._device_setup()
 
@@ -212,6 +213,7 @@ class Engine:
         bases = schedule.bases
         wire = Wire(schedule.sends, schedule.recvs, self.spec.dtype.itemsize, bases.send, bases.recv)
         if name == "mpi_a2a":
+            self._lost = group.lost
             circle = exchange_circle(schedule.exchange)
             grid = schedule.exchange.src.grid
             members = group.group((circle.entries, grid.shape, grid.rank_order), circle.color, not self.alone)
@@ -371,6 +373,7 @@ class Engine:
                 spins, last, state = 0, time.monotonic(), self._progress()
             elif spins > SPINS:
                 os.sched_yield()
+                _help_others(self)
                 if self.spec.timeout is not None and time.monotonic() - last > self.spec.timeout:
                     self._time_out()
 
@@ -379,6 +382,7 @@ class Engine:
         waits = ranks_text(peers) if peers else "its own messages to be taken"
         error = TimeoutError(f"{self}: nothing happened for {self.spec.timeout} s while it waited for {waits}")
         self._fail(error)
+        self.group.lost += self.spec.choice.name == "mpi_a2a"
         raise error
 
     def _progress(self) -> Any:
@@ -401,6 +405,8 @@ class Engine:
             raise PoisonedError(f"{self}: {self._poison}; close it and build another")
         if self._closed:
             raise RuntimeError(f"{self}: it is closed")
+        if self.spec.choice.name == "mpi_a2a" and self._lost != self.group.lost:
+            raise PoisonedError(f"{self}: another all-to-all on its ranks was given up; close it and build another")
         if self._running:
             raise RuntimeError(f"{self}: an operation of this plan is pending; wait for it first")
 
@@ -432,6 +438,7 @@ class Engine:
         with contextlib.suppress(Exception):
             self.test()  # what is complete is in nobody's use
         if self._running:
+            self.group.lost += self.spec.choice.name == "mpi_a2a"
             _stranded.append((self._mover, self.workspace, self._bound, self))
             return
         if self._mover is not None:
@@ -445,3 +452,9 @@ class Engine:
 
     def __str__(self) -> str:
         return f"{self.spec.operation}({self.spec.choice.name}, rank {self.group.rank} of {self.group.size})"
+
+
+def _help_others(waiting: Engine) -> None:
+    """Advance the other pending operations: ranks may wait for theirs in another order."""
+    for other in {id(engine): engine for _, _, engine in _in_flight if engine is not waiting}.values():
+        attempt(other.test)  # an error stays with its plan, whose own wait raises

@@ -46,9 +46,21 @@ class Workspace:
     """
 
     def __init__(self, comm: Any = None, device: str = "host"):
-        if device not in ("host", "cuda"):
-            raise ValueError(f"Workspace: device is {device!r}, expected 'host' or 'cuda'")
-        self.comm: Communicator | Alone = Communicator.of(comm)
+        group = Communicator.of(comm)
+        wrong = device not in ("host", "cuda")
+        error = ValueError(f"Workspace: device is {device!r}, expected 'host' or 'cuda'") if wrong else None
+        group.agree("Workspace", error, {"device": repr(device)})
+        self._start(group, device)
+
+    @classmethod
+    def own(cls, group: Communicator | Alone, device: str) -> Workspace:
+        """Return an empty workspace on `device` for one plan of a group. Local."""
+        workspace = cls.__new__(cls)
+        workspace._start(group, device)
+        return workspace
+
+    def _start(self, group: Communicator | Alone, device: str) -> None:
+        self.comm = group
         self.device = device
         self._memory: dict[str, Any] = {}
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()

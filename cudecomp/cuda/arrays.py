@@ -72,6 +72,9 @@ def _exported(stream: int | None) -> int | None:
 def _check_place(view: ArrayView, what: str, device: int) -> None:
     if view.nbytes == 0:
         return
+    unit = min(16, view.dtype.itemsize & -view.dtype.itemsize)  # bytes that the kernels copy at once
+    if view.address % unit:
+        raise ValueError(f"{what} starts at {view.address:#x}, expected a multiple of {unit} bytes")
     kind, where = location(view.address)
     if kind not in ("device", "managed"):
         raise TypeError(f"{what} lies in {kind} memory, expected memory of device {device}")

@@ -96,8 +96,9 @@ class PointToPoint:
 
     def close(self) -> None:
         """Free the persistent requests; no operation is pending."""
-        self._free()
-        self._wire.item.Free()
+        if not MPI.Is_finalized():
+            self._free()
+            self._wire.item.Free()
 
     def _free(self) -> None:
         for request in chain(self._sends, self._recvs):
@@ -148,7 +149,8 @@ class AllToAll:
 
     def close(self) -> None:
         """Free the datatype; no operation is pending."""
-        self._wire.item.Free()
+        if not MPI.Is_finalized():
+            self._wire.item.Free()
 
     @staticmethod
     def _counts(parts: Sequence[Any], place: dict[int, int]) -> tuple[list[int], list[int]]:

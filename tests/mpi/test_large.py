@@ -9,6 +9,7 @@ from cudecomp import Pencil, ProcessGrid, TransposePlan
 
 SIZE = MPI.COMM_WORLD.Get_size()
 ITEMS = (1 << 31) + 4099  # of one message, with one byte each
+PIECE = 1 << 24
 
 
 def available():
@@ -19,18 +20,18 @@ def available():
 
 def stamped(array, first):
     """Fill with a pattern that tells places apart, piece by piece: a second array of this size would not fit."""
-    for start in range(0, array.size, 1 << 26):
-        piece = array[start : start + (1 << 26)]
+    for start in range(0, array.size, PIECE):
+        piece = array[start : start + (PIECE)]
         piece[...] = pattern(first + start, piece.size)
 
 
 def pattern(first, count):
-    return (np.arange(first, first + count, dtype=np.int64) % 127).astype(np.int8)
+    return np.tile(np.arange(127, dtype=np.int8), count // 127 + 2)[first % 127 :][:count]
 
 
 def wrong(array, first):
-    starts = range(0, array.size, 1 << 26)
-    pieces = ((start, array[start : start + (1 << 26)]) for start in starts)
+    starts = range(0, array.size, PIECE)
+    pieces = ((start, array[start : start + (PIECE)]) for start in starts)
     return [
         f"wrong after {first + start}" for start, piece in pieces if (piece != pattern(first + start, piece.size)).any()
     ]
