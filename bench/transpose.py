@@ -125,7 +125,9 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
             stack.callback(baseline.close)
             actions[name] = baseline.run
         times = measure.rounds(device, MpiRanks(comm), actions, options.seconds)
+        said = [line for plan in plans.values() for line in plan.explain().splitlines()]
     return {
+        "transports": [line for line in said if line.startswith("transport ")],
         "case": case.name,
         "grid": case.src.grid.shape,
         "axes": (case.src.axis, case.dst.axis),
@@ -178,6 +180,7 @@ def report(results: list[dict[str, Any]], options: argparse.Namespace, device: A
     print(f"transposes as multiples of it; {options.statistic} over the rounds, of the slowest rank each.\n")
     rows = [row(result, names, options.statistic) for result in results]
     print(measure.table(["grid, axes, orders", "copy", *names], rows))
+    print("", *dict.fromkeys(line for result in results for line in result["transports"]), sep="\n")
     if options.json:
         library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
         measure.record(options.json, device, {**vars(options), "ranks": comm.size}, results, mpi=library)

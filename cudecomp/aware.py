@@ -16,8 +16,14 @@ from .library import call_symbol
 
 VARIABLE = "CUDECOMP_CUDA_AWARE_MPI"
 
-# Variables by which launchers tell a process that it belongs to a job; the test must start a job of its own.
-LAUNCHER = ("PMI_", "PMIX_", "OMPI_COMM_WORLD", "OMPI_UNIVERSE", "HYDI_", "HYDRA_", "MPI_LOCAL", "PRTE_", "SLURM_")
+# Variables by which launchers tell a process that it belongs to a job. Those that say where an MPI is installed begin
+# alike, and stay.
+LAUNCHER = (
+    *("PMI_", "PMIX_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_"),
+    *("OMPI_COMM_WORLD", "OMPI_UNIVERSE", "OMPI_APP_CTX", "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS", "OMPI_FILE_LOCATION"),
+    *("OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_pmix"),  # how Open MPI 4 finds its launcher
+)
+INSTALLATION = "_PREFIX"
 
 TEST = """
 from mpi4py import MPI
@@ -79,12 +85,22 @@ def _mpi_libraries() -> set[str]:
     return {path for path in paths if Path(path).name.startswith("libmpi")}
 
 
+def environment_of_no_job() -> dict[str, str]:
+    """Return this process's environment without what makes it a rank: a child is an MPI job of its own."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(LAUNCHER) or name.endswith(INSTALLATION)
+    }
+
+
 def _moves_device_memory() -> bool:
     """Send between two device buffers in a process of its own, which may crash."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
     command = [sys.executable, "-P", "-c", TEST]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=environment_of_no_job(), capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0 and "moved" in done.stdout

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _build
-from .aware import LAUNCHER, cuda_aware
+from .aware import cuda_aware, environment_of_no_job
 from .transports import BACKENDS
 
 Facts = dict[str, Any]
@@ -87,7 +87,7 @@ def asked(question: Callable[[], Facts], timeout: float) -> Facts:
     """Return the answer of a function of this module, called in another process; `problem` says why there is none."""
     code = f"import json; from cudecomp import probe; print(); print(json.dumps(probe.{question.__name__}()))"
     # A child of a rank must not take itself for that rank.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
+    environment = environment_of_no_job()
     # Whatever folder the command was started from, the child finds the packages that this process found.
     environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     try:
