@@ -7,7 +7,7 @@ from .exchange import BoxCopy, Exchange, Message
 from .grid import ProcessGrid
 from .memory import empty
 from .pencil import Box, Pencil
-from .plan import Call, Plan, TransposePlan
+from .plan import Call, HaloPlan, Plan, TransposePlan
 from .workspace import Workspace
 
 __version__ = VERSION
@@ -18,6 +18,7 @@ __all__ = [
     "Call",
     "CudaError",
     "Exchange",
+    "HaloPlan",
     "KernelError",
     "Message",
     "Pencil",

@@ -80,7 +80,7 @@ def arguments_of(spec: Spec, rank: int) -> Arguments:
         shapes = tuple(pencil.memory_shape(rank) for pencil in pencils if pencil.size(rank) == items)
         return Argument(f"{spec.operation}: {name}", spec.dtype, shapes, items, spec.fields, writable)
 
-    if spec.inplace:
+    if spec.one_array:
         return Arguments(spec.operation, argument("src", (spec.src, spec.dst), True), None)
     return Arguments(spec.operation, argument("src", (spec.src,), False), argument("dst", (spec.dst,), True))
 
@@ -124,14 +124,14 @@ class Binding:
 
 
 def _one_array(what: str, src: Any, dst: Any, view: View) -> Any:
-    """Return the buffer of an in-place run; `dst` may be left out or be the same memory."""
+    """Return the array of a run that takes one; `dst` may be left out or be the same memory."""
     if dst is None or dst is src:
         return src
     if not isinstance(src, list | tuple) and not isinstance(dst, list | tuple):
         a, b = view(src, "src"), view(dst, "dst")
         if a.address == b.address:
             return src if a.nbytes >= b.nbytes else dst
-    raise ValueError(f"{what}: this plan works in place and takes one array, got two different ones")
+    raise ValueError(f"{what}: this plan works on one array, got two different ones")
 
 
 def _check_overlap(what: str, sources: list[ArrayView], targets: list[ArrayView]) -> None:

@@ -255,7 +255,7 @@ class Engine:
         """Return the operation on unchecked addresses; the fields of an array follow each other."""
         spec, rank = self.spec, self.group.rank
         itemsize, source, target = spec.dtype.itemsize, spec.src.size(rank), spec.dst.size(rank)
-        if spec.inplace:
+        if spec.one_array:
             source, dst = max(source, target), src
             target = source
         fields = range(spec.fields)

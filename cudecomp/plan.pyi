@@ -85,6 +85,26 @@ class TransposePlan(Plan):
     ) -> None: ...
     def reverse(self) -> TransposePlan: ...
 
+class HaloPlan(Plan):
+    def __init__(
+        self,
+        pencil: Pencil,
+        dtype: DTypeLike,
+        comm: Intracomm | None = None,
+        *,
+        periods: bool | Sequence[bool],
+        axes: int | Sequence[int] | None = None,
+        device: Literal["host", "cuda"] = "host",
+        backend: str = "auto",
+        launch: Literal["fused", "per_peer", "per_peer_events"] = "fused",
+        graphs: bool | None = None,
+        fields: int | None = None,
+        workspace: Workspace | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+        nodes: Sequence[int] | None = None,
+    ) -> None: ...
+
 @disjoint_base
 class Call:
     def __init__(self) -> None: ...

@@ -11,12 +11,13 @@ from dataclasses import replace
 from cudecomp.binding import Binding
 from cudecomp.comm import attempt, Communicator
 from cudecomp.exchange import Exchange
+from cudecomp.halo import halo_exchange
 from cudecomp.host import HostEngine
 from cudecomp.host_direct import DirectEngine
 from cudecomp.memory import plan_shape
 from cudecomp.registry import Registry
 from cudecomp.report import explain, summary
-from cudecomp.spec import transpose_spec
+from cudecomp.spec import halo_spec, transpose_spec
 from cudecomp.transports import direct_or, with_awareness
 
 
@@ -29,7 +30,7 @@ cdef class Plan:
     """
 
     def __init__(self):
-        raise TypeError("Plan is the base of plans; build a TransposePlan")
+        raise TypeError("Plan is the base of plans; build a TransposePlan or a HaloPlan")
 
     @property
     def src(self):
@@ -117,7 +118,7 @@ cdef class Plan:
         src, dst : array
             In memory order: of the `memory_shape` of the plan's pencils for this rank, or flat with at least `size`
             items, contiguous, of exactly the plan's dtype. With several fields, one array with a leading axis, or a
-            sequence of arrays. A plan in place takes one buffer and no `dst`.
+            sequence of arrays. A plan in place, and a HaloPlan, take one array and no `dst`.
         stream : stream or int, optional
             A stream of cuda.core, CuPy or PyTorch, or the address of a cudaStream_t. None: the stream that `dst` says
             it is in use on, else the legacy default stream. On the host device it must be None.
@@ -317,6 +318,46 @@ class TransposePlan(Plan):
             spec.dst, spec.src, spec.dtype, self.comm, device=spec.device, backend=spec.backend,
             launch=spec.launch, graphs=spec.graphs, fields=spec.fields, inplace=spec.inplace,
             workspace=self.workspace, timeout=spec.timeout, check=spec.check, nodes=spec.nodes)
+
+
+class HaloPlan(Plan):
+    """Fill the halo of an array from the interiors of its neighbours, faces, edges and corners in one step.
+
+    Parameters
+    ----------
+    pencil : Pencil
+        The layout, with halos: any widths, also per axis and side. A halo may be deeper than the neighbour's interior;
+        it is then filled by several ranks.
+    dtype : dtype-like
+        Of the items; any dtype of a fixed size without Python objects. Arrays must have exactly this one.
+    comm : mpi4py.MPI.Intracomm, optional
+        Ranks of the process grid are ranks of `comm`. None: this process alone; MPI is not imported.
+    periods : bool or sequence of bool
+        Per axis, whether it is periodic. Cells beyond the ends of other axes (walls) are left as they were.
+    axes : int or sequence of int, optional
+        The axes whose halos are filled; None: all. Along other axes a fill takes their halos along, so that updating
+        axes one after the other gives the same as updating them in one plan.
+    device, backend, launch, graphs, fields, workspace, timeout, check, nodes
+        As for `TransposePlan`.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError
+        An argument is wrong on any rank, or differs between ranks: the same exception on all ranks.
+
+    Notes
+    -----
+    Collective over `comm`. Its runs take one array: `plan.run(array)`. A rank without interior takes no part.
+    """
+
+    def __init__(self, pencil, dtype, comm=None, *, periods, axes=None, device="host", backend="auto", launch="fused",
+                 graphs=None, fields=None, workspace=None, timeout=None, check=False, nodes=None):
+        options = dict(device=device, backend=backend, launch=launch, graphs=graphs, fields=fields,
+                       workspace=workspace, timeout=timeout, check=check, nodes=nodes)
+        group = Communicator.of(comm)
+        spec, error = attempt(lambda: halo_spec(group, pencil, dtype, periods, axes, **options))
+        group.agree("HaloPlan", error, spec and spec.table())
+        _build(self, spec, group, lambda rank, nodes: halo_exchange(pencil, rank, *spec.details, nodes))
 
 
 cdef class Call:

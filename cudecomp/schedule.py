@@ -495,11 +495,12 @@ class Circle(NamedTuple):
 def exchange_circle(exchange: Exchange) -> Circle:
     """Return the set of ranks that the exchange of `exchange.rank` stays in.
 
-    A grid entry along which both pencils split the same axis in the same places keeps every item at its coordinate.
+    In a transpose, a grid entry along which both pencils split the same axis in the same places keeps every item at its
+    coordinate. A halo update, from a pencil to itself, may pass items along every entry.
     """
     src, dst, grid = exchange.src, exchange.dst, exchange.src.grid
     entries = tuple(range(len(grid.shape)))
-    if grid != dst.grid:
+    if grid != dst.grid or src == dst:
         return Circle(entries, 0, grid.size)
     moving = tuple(entry for entry in entries if _split(src, entry) != _split(dst, entry))
     color = 0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .array import plan_dtype
+from .grid import as_ints
 from .pencil import Pencil
 from .transports import Choice, choose
 from .workspace import Workspace
@@ -37,6 +38,8 @@ class Spec:
     graphs: bool
     fields: int
     inplace: bool
+    one_array: bool  # a run takes one array: in place, or a halo update
+    details: tuple[Any, ...]  # what else the operation was asked for
     timeout: float | None
     check: bool
     nodes: tuple[int, ...] | None
@@ -82,6 +85,40 @@ def transpose_spec(group: Any, src: Pencil, dst: Pencil, dtype: Any, **options: 
     return _spec("TransposePlan", group, src, dst, plan_dtype(dtype), **options)
 
 
+def halo_spec(group: Any, pencil: Pencil, dtype: Any, periods: Any, axes: Any, **options: Any) -> Spec:
+    """Check the arguments of a HaloPlan for this rank of a group; `details` are its periods and axes. Local."""
+    if not isinstance(pencil, Pencil):
+        raise TypeError(f"HaloPlan: pencil is a {type(pencil).__name__}, expected a Pencil")
+    if pencil.grid.size != group.size:
+        raise ValueError(
+            f"HaloPlan: pencil has a grid of {pencil.grid.size} ranks {pencil.grid.shape}, "
+            f"expected {group.size}, the size of the communicator"
+        )
+    details = _periods(periods, pencil.ndim), _axes(axes, pencil.ndim)
+    return _spec("HaloPlan", group, pencil, pencil, plan_dtype(dtype), inplace=False, details=details, **options)
+
+
+def _periods(periods: Any, ndim: int) -> tuple[bool, ...]:
+    """Return one flag per axis."""
+    if isinstance(periods, bool | np.bool_):
+        return (bool(periods),) * ndim
+    if not isinstance(periods, list | tuple | np.ndarray):
+        raise TypeError(f"HaloPlan: periods is {periods!r}, expected True, False or one of them per axis")
+    if len(periods) != ndim:
+        raise ValueError(f"HaloPlan: periods has {len(periods)} entries, expected {ndim}, one per axis")
+    return tuple(_flag("HaloPlan: an entry of periods", period) for period in periods)
+
+
+def _axes(axes: Any, ndim: int) -> tuple[int, ...]:
+    """Return the axes asked for, in rising order."""
+    if axes is None:
+        return tuple(range(ndim))
+    found = as_ints((axes,) if isinstance(axes, int | np.integer) else axes, "HaloPlan: axes")
+    if len(set(found)) != len(found) or any(not 0 <= axis < ndim for axis in found):
+        raise ValueError(f"HaloPlan: axes is {axes!r}, expected different ones of 0 to {ndim - 1}")
+    return tuple(sorted(found))
+
+
 def _spec(
     operation: str,
     group: Any,
@@ -99,6 +136,7 @@ def _spec(
     timeout: float | None,
     check: bool,
     nodes: Sequence[int] | None,
+    details: tuple[Any, ...] = (),
 ) -> Spec:
     _one_of("device", device, DEVICES)
     _one_of("launch", launch, LAUNCHES)
@@ -116,6 +154,8 @@ def _spec(
         graphs=_graphs(graphs),
         fields=_fields(fields),
         inplace=_flag("inplace", inplace),
+        one_array=bool(inplace) or bool(details),
+        details=details,
         timeout=_timeout(timeout),
         check=_flag("check", check),
         nodes=_nodes(nodes, group.size),

@@ -21,7 +21,7 @@ LAYERS = (
     {"grid"},
     {"pencil"},
     {"exchange"},
-    {"schedule"},
+    {"halo", "schedule"},
     {"pack"},
     {"cuda", "graph"},
     {"boxes", "memory", "registry", "workspace"},
