@@ -59,7 +59,7 @@ check-mpi: $(call extras,$(if $(filter demo,$(MAKECMDGOALS)),demo,test))
 lint: $(call extras,lint)
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
-	$(VENV)/bin/cython-lint cudecomp
+	PATH="$(abspath $(VENV))/bin:$$PATH" cython-lint cudecomp # it starts pycodestyle by name
 	$(VENV)/bin/clang-format --dry-run --Werror kernels/*.h kernels/*.cpp $(wildcard kernels/*.cu)
 	$(python) -m mypy
 
