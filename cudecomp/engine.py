@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,8 +48,9 @@ class Stats:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-# Address ranges of operations between start and wait, over all plans of this process: (start, stop, engine).
-_in_flight: list[tuple[int, int, Any]] = []
+# Address ranges (start, stop) of operations between start and wait, over all plans of this process, by engine. Threads
+# may share it: entries are set and removed whole.
+_in_flight: dict[Any, Sequence[tuple[int, int]]] = {}
 
 
 class Bound:
@@ -105,7 +107,7 @@ class Bound:
         self._refuse()
         self.engine.start(self, stream)
         self.engine.current = self
-        _in_flight.extend((start, stop, self.engine) for start, stop in self._spans)
+        _in_flight[self.engine] = self._spans
 
     def test(self) -> bool:
         """Make progress; tell whether the operation is complete."""
@@ -119,8 +121,8 @@ class Bound:
     def _refuse(self) -> None:
         """Raise unless the engine and the arrays are free."""
         self.engine.usable()
-        for start, stop, engine in _in_flight:
-            if any(a < stop and start < b for a, b in self._spans):
+        for engine, spans in list(_in_flight.items()):
+            if any(a < stop and start < b for a, b in self._spans for start, stop in spans):
                 raise RuntimeError(f"{self.engine}: an array is in use by a pending operation of {engine}; wait for it")
 
 
@@ -147,6 +149,7 @@ class Engine:
         self._sending = False  # whether there are more to come
         self.generation = 0  # counts the moves of the workspace
         self._running = False
+        self._turn = threading.Lock()  # held by the thread that advances the operation
         self._registry = Registry.of(group) if spec.choice.name == "direct" else None
         _, error = attempt(lambda: self._prepare(exchange_of))
         try:
@@ -284,6 +287,10 @@ class Engine:
             self.capture(bound)  # the workspace has moved since
             record = bound.captured
         self.workspace.enter(self)
+        with self._turn:
+            self._start(bound, stream, record)
+
+    def _start(self, bound: Bound, stream: Any, record: Any) -> None:
         self._fill(bound.table)
         self._bound, self._running, self._sent = bound, True, 0
         self._missing = set(range(len(self._unpack_of)))
@@ -342,6 +349,16 @@ class Engine:
         """Make progress; tell whether the operation is complete. Does not block."""
         if not self._running:
             return True
+        if not self._turn.acquire(blocking=False):
+            return False  # another thread, which waits for a plan of its own, is at it
+        try:
+            return self._test()
+        finally:
+            self._turn.release()
+
+    def _test(self) -> bool:
+        if not self._running:  # another thread has completed it
+            return True
         try:
             written = self._write()
             if self._mover is not None:
@@ -361,7 +378,7 @@ class Engine:
         self.workspace.leave(self)
         if self.current is not None:
             self.current = None
-            _in_flight[:] = [entry for entry in _in_flight if entry[2] is not self]
+            _in_flight.pop(self, None)
         return True
 
     def wait(self) -> None:
@@ -456,5 +473,6 @@ class Engine:
 
 def _help_others(waiting: Engine) -> None:
     """Advance the other pending operations: ranks may wait for theirs in another order."""
-    for other in {id(engine): engine for _, _, engine in _in_flight if engine is not waiting}.values():
-        attempt(other.test)  # an error stays with its plan, whose own wait raises
+    for other in list(_in_flight):
+        if other is not waiting:
+            attempt(other.test)  # an error stays with its plan, whose own wait raises

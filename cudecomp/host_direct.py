@@ -116,9 +116,16 @@ class DirectEngine(HostEngine):
 
     def _fail(self, error: BaseException) -> None:
         super()._fail(error)
-        self._mapper.poison()
+        self._mapper.leave(failed=True)
 
     def poison(self, why: str) -> None:
         """Make every later operation raise, here and on the peers."""
         super().poison(why)
-        self._mapper.poison()
+        self._mapper.leave(failed=True)
+
+    def close(self) -> None:
+        """Give everything back; peers that wait for something else from this rank are told that it does not come."""
+        if not self._closed:
+            super().close()
+            if self._mapper is not None:
+                self._mapper.leave(failed=False)

@@ -8,6 +8,7 @@ and read back by its owner.
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_right
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ class Registry:
         self.place = {rank: i for i, rank in enumerate(r for r, node in enumerate(group.nodes) if node == here)}
         self.reachable = frozenset(self.place)
         self._mine: dict[int, weakref.ref[Segment]] = {}
+        self._starts: list[tuple[int, int]] = []  # (address, number) of `_mine`, sorted
         self._theirs: dict[tuple[int, int], Segment] = {}
         self._count = 0
         self.reachable = self._try_out()
@@ -67,12 +69,18 @@ class Registry:
             _, error = attempt(lambda: self._map(offers))
         try:
             self.group.agree("shared memory", error)
+        except BaseException:
+            for rank in self.reachable:  # what other ranks did get must not stay occupied by this one
+                self._theirs.pop((rank, self._count), None)
+            raise
         finally:
             if segment:
                 segment.unlink()
         for number in gone:
             del self._mine[number]
         self._mine[self._count] = weakref.ref(segment)
+        held = ((ref(), number) for number, ref in self._mine.items())
+        self._starts = sorted((one.address, number) for one, number in held if one)
         self._count += 1
         return self._count - 1, segment
 
@@ -85,16 +93,22 @@ class Registry:
             for number in gone:
                 self._theirs.pop((rank, number), None)
 
+    def mapped(self, rank: int, number: int) -> Segment:
+        """Return a segment of another rank; it stays mapped as long as it is held, whatever its owner does."""
+        return self._theirs[rank, number]
+
     def address(self, rank: int, number: int) -> int:
         """Return where a segment of another rank is mapped."""
         return self._theirs[rank, number].address
 
     def find(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """Return (number, byte offset) of this rank's registered memory that holds a range; None if there is none."""
-        for number, ref in self._mine.items():
-            segment = ref()
-            if segment and segment.address <= address and address + nbytes <= segment.address + segment.nbytes:
-                return number, address - segment.address
+        at = bisect_right(self._starts, (address, self._count))
+        if at:  # the last one that starts no later; segments that are held do not overlap
+            start, number = self._starts[at - 1]
+            segment = self._mine[number]()
+            if segment and address + nbytes <= start + segment.nbytes:
+                return number, address - start
         return None
 
     def _try_out(self) -> frozenset[int]:

@@ -8,12 +8,11 @@ and not a SIGBUS later. Its name is removed as soon as all peers have it mapped:
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import secrets
 from typing import Any
 
-import numpy as np
+from .mapping import Mapping
 
 FOLDER = "/dev/shm"
 
@@ -27,9 +26,8 @@ class Segment:
     def __init__(self, path: str, file: int, nbytes: int):
         self.path = path
         self.nbytes = nbytes
-        self._map = mmap.mmap(file, max(nbytes, 1))
-        # A view of the mapping, whose address is known; kept apart from arrays, so that its owner is this object.
-        self.address: int = np.frombuffer(self._map, np.uint8).__array_interface__["data"][0]
+        self._map = Mapping(file, max(nbytes, 1))
+        self.address: int = self._map.address
 
     @classmethod
     def create(cls, nbytes: int) -> Segment:
@@ -39,12 +37,14 @@ class Segment:
         try:
             os.posix_fallocate(file, 0, max(nbytes, 1))
             return cls(path, file, nbytes)
-        except OSError as error:
+        except BaseException as error:
             os.unlink(path)
-            raise OSError(
-                error.errno,
-                f"shared memory of {nbytes} bytes in {FOLDER}: {error.strerror}; a larger one may be needed",
-            ) from None
+            what = f"shared memory of {nbytes} bytes in {FOLDER}"
+            if isinstance(error, OverflowError):
+                raise MemoryError(f"{what}: more than this machine can address") from None
+            if isinstance(error, OSError):
+                raise OSError(error.errno, f"{what}: {error.strerror}; a larger one may be needed") from None
+            raise
         finally:
             os.close(file)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .array import aligned_empty
-from .comm import Alone, Communicator
+from .comm import Alone, Communicator, attempt
 
 ALIGNMENT = 4096  # bytes; a page
 
@@ -86,8 +86,7 @@ class Workspace:
     def reserve(self, nbytes: int, kind: str, tenant: Tenant) -> None:
         """Grow to at least `nbytes` of a kind and note a tenant; the others are told when the memory moves. Local."""
         if kind not in self._memory or nbytes > self._memory[kind].nbytes:
-            if self._holder is not None:
-                raise RuntimeError("Workspace: it cannot grow while an operation is pending in it; wait for it first")
+            self._refuse_growth()
             self._memory[kind] = _allocate(nbytes, kind)
             for other in list(self._tenants):
                 other.rebind()
@@ -97,8 +96,14 @@ class Workspace:
         """Have at least `nbytes` of memory that peers can map; collective over the registry's communicator."""
         short = self.shared is None or nbytes > self.shared[1].nbytes
         if any(registry.group.mpi.allgather(short)):
+            registry.group.agree("Workspace", attempt(self._refuse_growth)[1])
             held = 0 if self.shared is None else self.shared[1].nbytes
             self.shared = registry.register(max(nbytes, held))
+
+    def _refuse_growth(self) -> None:
+        """Raise while an operation is pending: it has told peers, and its copies, where the memory is."""
+        if self._holder is not None:
+            raise RuntimeError("Workspace: it cannot grow while an operation is pending in it; wait for it first")
 
     def release(self, tenant: Tenant) -> None:
         """Forget a tenant. Local."""

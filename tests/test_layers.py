@@ -15,7 +15,8 @@ PACKAGE = ROOT / "cudecomp"
 # From the lowest to the highest. A module imports from lower rows only; a folder stands for those of its modules that
 # have no row of their own, and these may import each other. A new module gets its row here.
 LAYERS = (
-    {"_build", "errors", "flags", "library", "shm", "table"},
+    {"_build", "errors", "flags", "library", "mapping", "table"},
+    {"shm"},
     {"aware"},
     {"array", "comm", "stream"},
     {"grid"},

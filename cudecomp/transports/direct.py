@@ -8,6 +8,7 @@ written(k). Epochs are compared with >=. Each word has one writer, and each pair
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from ..errors import PoisonedError
@@ -15,7 +16,7 @@ from ..flags import load, read_words, store, write_words
 from ..registry import Registry
 
 LINE = 64  # bytes
-POISON = 1 << 63  # an epoch that never comes: the peer has given up
+LAST = 1 << 62  # added to an epoch: none comes after it, the peer has failed, or has closed the plan
 
 
 class Mapper:
@@ -41,8 +42,10 @@ class Mapper:
         # Per rank of this host: a line for written(k), then lines for free(k) and the places of its arrays.
         self._stride = LINE + -(-8 * (1 + 2 * fields) // LINE) * LINE
         self._number, self._control = registry.register(len(registry.place) * self._stride)
+        # Held here: a peer may give its plan up, and register something else, before this rank has closed its own.
+        self._theirs = {peer: registry.mapped(peer, self._number) for peer in {*puts, *sources}}
         self._epoch = 0
-        self._known: dict[int, tuple[int, ...]] = {}
+        self._process = os.getpid()
 
     def written_place(self) -> int:
         """Return the offset, in each peer's control memory, of the flag that announces this rank's writes."""
@@ -50,7 +53,7 @@ class Mapper:
 
     def control(self, peer: int) -> int:
         """Return the address of a peer's control memory."""
-        return self._registry.address(peer, self._number)
+        return self._theirs[peer].address
 
     def offer(self, places: Sequence[tuple[int, int]]) -> None:
         """Begin a run: tell all sources that they may write, to (registration, byte offset) of each field."""
@@ -76,18 +79,20 @@ class Mapper:
         """Tell whether everything that a source writes in this run is there."""
         return self._reached(self._control.address + self._line(source), source)
 
-    def poison(self) -> None:
-        """Tell all peers of the plan that this rank has given up."""
+    def leave(self, failed: bool) -> None:
+        """Tell all peers that no other epoch comes; where this rank has failed, nor may its arrays be written."""
+        if os.getpid() != self._process:  # a fork has the mappings too, but is no part of the plan
+            return
         for peer in {*self.puts, *self.sources}:
             at = self.control(peer) + self.written_place()
-            store(at, POISON)
-            store(at + LINE, POISON)
+            store(at, load(at) | LAST)
+            store(at + LINE, LAST if failed else load(at + LINE) | LAST)
 
     def _line(self, rank: int) -> int:
         return self._registry.place[rank] * self._stride
 
     def _reached(self, address: int, peer: int) -> bool:
         epoch = load(address)
-        if epoch >= POISON:
-            raise PoisonedError(f"rank {peer} has failed, or left the plan by an exception")
+        if epoch & LAST and epoch - LAST < self._epoch:
+            raise PoisonedError(f"rank {peer} has failed, or has closed the plan")
         return epoch >= self._epoch

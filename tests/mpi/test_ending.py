@@ -24,7 +24,7 @@ HEAD = """
 import warnings
 import numpy as np
 from mpi4py import MPI
-from cudecomp import Pencil, ProcessGrid, TransposePlan
+from cudecomp import Pencil, PoisonedError, ProcessGrid, TransposePlan
 comm = MPI.COMM_WORLD
 grid = ProcessGrid((comm.size, 1))
 x = Pencil((64, 64, 64), grid, 0)
@@ -38,7 +38,7 @@ PROGRAMS = {
 if comm.rank:
     try:
         plan.run(a, b)
-    except TimeoutError as error:
+    except (TimeoutError, PoisonedError) as error:
         print(error)
 plan.close()
 print("the end")
@@ -48,7 +48,7 @@ warnings.simplefilter("ignore")
 if comm.rank:
     try:
         plan.run(a, b)
-    except TimeoutError as error:
+    except (TimeoutError, PoisonedError) as error:
         print(error)
 print("the end")
 """,
