@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pack programs on the host: each box is compiled once to a walk over tiles, and copied by one of two kernels.
+// Pack programs on the host: each box is compiled once to a walk over tiles, and copied item by item or tile by tile.
 //
-// Owns the loops over memory and the choice among their variants. Knows nothing of axes, peers or messages.
+// Owns the walk over a box and the life of programs; rows.h and gather.h have the loops over memory and their variants.
+// Knows nothing of axes, peers or messages.
 //
 // An *item* is what is contiguous on both sides of a box: a unit, or a longer run. Long items are copied one by one.
 // Short items are gathered, a tile at a time, into a buffer that stays in the first-level cache and is laid out as the
@@ -11,35 +12,24 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <vector>
 
+#include "gather.h"
 #include "pack.h"
 #include "tile.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#define CUDECOMP_INLINE inline __attribute__((always_inline))
 
 namespace {
 
 using cudecomp::kCol;
 using cudecomp::kRow;
-using cudecomp::smaller;
 using cudecomp::Tile;
 using cudecomp::Walk;
 
-constexpr int64_t kLine = 64;
 constexpr int64_t kPage = 4096;
 
 // Programs that write this much or more bypass the caches, since a plain store first reads the line that it overwrites.
 // Measured (copy on one Sapphire Rapids core): bypassing loses at 1 MiB, wins by 1.2 at 8 MiB, and by 1.7 out of cache.
 constexpr int64_t kStreamBytes = int64_t{4} << 20;
-
-// Shorter items hold too few whole lines to be streamed one by one.
-constexpr int64_t kLongItem = 256;
 
 // A tile's rows are this long, in the source and in the destination: eight lines are enough to amortise a page or
 // DRAM row, and a square tile of 8-byte items (and what is fetched for the next one) fits the first-level cache.
@@ -50,345 +40,6 @@ constexpr int64_t kMinSide = 4;
 // So many tiles write one page of the destination before the next row of tiles begins: without this bound, a long
 // destination row would make every tile of it open new source pages.
 constexpr int64_t kBand = kPage / kTileBytes;
-
-template <int64_t bytes>
-CUDECOMP_INLINE void copy_fixed(char *dst, const char *src) {
-    std::memcpy(dst, src, bytes);
-}
-
-// ---- streaming ------------------------------------------------------------------------------------------------------
-
-// Copy `bytes` from `src` to `dst`, past the caches where the processor can, and fetch as much from `next` into the
-// second-level cache. Fetching what comes next while lines are written made permuted copies 1.5 times as fast.
-using StreamRow = void (*)(char *dst, const char *src, int64_t bytes, const char *next);
-
-// Fewer bytes than a line.
-CUDECOMP_INLINE void copy_part(char *dst, const char *src, int64_t bytes) {
-    int64_t at = 0;
-    if (bytes & 32) copy_fixed<32>(dst, src), at = 32;
-    if (bytes & 16) copy_fixed<16>(dst + at, src + at), at += 16;
-    if (bytes & 8) copy_fixed<8>(dst + at, src + at), at += 8;
-    if (bytes & 4) copy_fixed<4>(dst + at, src + at), at += 4;
-    if (bytes & 2) copy_fixed<2>(dst + at, src + at), at += 2;
-    if (bytes & 1) copy_fixed<1>(dst + at, src + at);
-}
-
-template <class Line>
-CUDECOMP_INLINE void stream_row(char *dst, const char *src, int64_t bytes, const char *next) {
-    int64_t at = smaller(-reinterpret_cast<intptr_t>(dst) & (kLine - 1), bytes);
-    if (at > 0) {
-        __builtin_prefetch(next, 0, 2);
-        Line::write_part(dst, src, at);
-    }
-    for (; at + kLine <= bytes; at += kLine) {
-        __builtin_prefetch(next + at, 0, 2);
-        Line::write(dst + at, src + at);
-    }
-    if (at < bytes) Line::write_part(dst + at, src + at, bytes - at);
-}
-
-#if defined(__x86_64__)
-#define CUDECOMP_AVX2 __attribute__((target("avx2")))
-#define CUDECOMP_AVX512 __attribute__((target("avx512f,avx512bw")))
-
-struct LineSse2 {
-    static CUDECOMP_INLINE void write(char *dst, const char *src) {
-        for (int k = 0; k < kLine; k += 16)
-            _mm_stream_si128(reinterpret_cast<__m128i *>(dst + k),
-                             _mm_loadu_si128(reinterpret_cast<const __m128i *>(src + k)));
-    }
-    static CUDECOMP_INLINE void write_part(char *dst, const char *src, int64_t bytes) { copy_part(dst, src, bytes); }
-};
-
-struct LineAvx2 {
-    CUDECOMP_AVX2 static inline void write(char *dst, const char *src) {
-        for (int k = 0; k < kLine; k += 32)
-            _mm256_stream_si256(reinterpret_cast<__m256i *>(dst + k),
-                                _mm256_loadu_si256(reinterpret_cast<const __m256i *>(src + k)));
-    }
-    static CUDECOMP_INLINE void write_part(char *dst, const char *src, int64_t bytes) { copy_part(dst, src, bytes); }
-};
-
-struct LineAvx512 {
-    CUDECOMP_AVX512 static inline void write(char *dst, const char *src) {
-        _mm512_stream_si512(reinterpret_cast<__m512i *>(dst), _mm512_loadu_si512(src));
-    }
-    CUDECOMP_AVX512 static inline void write_part(char *dst, const char *src, int64_t bytes) {
-        const __mmask64 mask = (uint64_t{1} << bytes) - 1;
-        _mm512_mask_storeu_epi8(dst, mask, _mm512_maskz_loadu_epi8(mask, src));
-    }
-};
-
-void stream_row_sse2(char *dst, const char *src, int64_t bytes, const char *next) {
-    stream_row<LineSse2>(dst, src, bytes, next);
-}
-
-CUDECOMP_AVX2 void stream_row_avx2(char *dst, const char *src, int64_t bytes, const char *next) {
-    stream_row<LineAvx2>(dst, src, bytes, next);
-}
-
-CUDECOMP_AVX512 void stream_row_avx512(char *dst, const char *src, int64_t bytes, const char *next) {
-    stream_row<LineAvx512>(dst, src, bytes, next);
-}
-
-// Streaming stores are not ordered by a release.
-void fence_streams() { _mm_sfence(); }
-#else
-struct LinePlain {
-    static CUDECOMP_INLINE void write(char *dst, const char *src) { copy_fixed<kLine>(dst, src); }
-    static CUDECOMP_INLINE void write_part(char *dst, const char *src, int64_t bytes) { copy_part(dst, src, bytes); }
-};
-
-void stream_row_plain(char *dst, const char *src, int64_t bytes, const char *next) {
-    stream_row<LinePlain>(dst, src, bytes, next);
-}
-
-void fence_streams() {}
-#endif
-
-// ---- rows of bytes --------------------------------------------------------------------------------------------------
-
-struct Rows {
-    char *dst;
-    const char *src;
-    int64_t dst_stride;
-    int64_t src_stride;
-    int64_t count;
-    int64_t bytes;  // of one row
-};
-
-using CopyRows = void (*)(const Rows &);
-
-template <class CopyRow>
-CUDECOMP_INLINE void for_each_row(const Rows &rows, CopyRow copy_row) {
-    char *dst = rows.dst;
-    const char *src = rows.src;
-    for (int64_t i = 0; i < rows.count; ++i, dst += rows.dst_stride, src += rows.src_stride) copy_row(dst, src);
-}
-
-template <int64_t bytes>
-void copy_fixed_rows(const Rows &rows) {
-    for_each_row(rows, [](char *dst, const char *src) { copy_fixed<bytes>(dst, src); });
-}
-
-// Rows of `step` bytes or more in steps, the last of which may overlap the one before.
-template <int64_t step>
-void copy_short_rows(const Rows &rows) {
-    const int64_t last = rows.bytes - step;
-    for_each_row(rows, [last](char *dst, const char *src) {
-        for (int64_t k = 0; k < last; k += step) copy_fixed<step>(dst + k, src + k);
-        copy_fixed<step>(dst + last, src + last);
-    });
-}
-
-void copy_long_rows(const Rows &rows) {
-    const auto bytes = static_cast<size_t>(rows.bytes);
-    for_each_row(rows, [bytes](char *dst, const char *src) { std::memcpy(dst, src, bytes); });
-}
-
-CopyRows row_kernel(int64_t bytes) {
-    switch (bytes) {
-        case 1: return copy_fixed_rows<1>;
-        case 2: return copy_fixed_rows<2>;
-        case 4: return copy_fixed_rows<4>;
-        case 8: return copy_fixed_rows<8>;
-        case 16: return copy_fixed_rows<16>;
-        case 24: return copy_fixed_rows<24>;
-        case 32: return copy_fixed_rows<32>;
-        case 48: return copy_fixed_rows<48>;
-        case 64: return copy_fixed_rows<64>;
-    }
-    if (bytes >= kLongItem) return copy_long_rows;
-    if (bytes > 16) return copy_short_rows<16>;
-    if (bytes > 8) return copy_short_rows<8>;
-    if (bytes > 4) return copy_short_rows<4>;
-    return copy_short_rows<2>;
-}
-
-// ---- gathering a tile -----------------------------------------------------------------------------------------------
-
-// A tile of `rows` x `cols` items, to be laid out in `buffer` row after row, `pitch` bytes apart.
-struct Gather {
-    char *buffer;
-    int64_t pitch;
-    const char *src;
-    int64_t row_stride;  // in the source, bytes from an item to the next row's
-    int64_t col_stride;  // and to the next column's
-    int64_t rows;
-    int64_t cols;
-    int64_t item;
-};
-
-using GatherTile = void (*)(const Gather &);
-
-// Any item, any strides.
-void gather_columns(const Gather &tile) {
-    const CopyRows copy = row_kernel(tile.item);
-    for (int64_t c = 0; c < tile.cols; ++c)
-        copy({tile.buffer + c * tile.item, tile.src + c * tile.col_stride, tile.pitch, tile.row_stride, tile.rows,
-              tile.item});
-}
-
-// Cover a tile whose columns are contiguous in the source with n x n blocks, the last of which overlap their
-// neighbours. False where the tile is too small.
-template <class Block>
-CUDECOMP_INLINE bool cover(const Gather &tile) {
-    constexpr int64_t n = Block::n, item = Block::item;
-    if (tile.rows < n || tile.cols < n) return false;
-    for (int64_t c = 0; c < tile.cols; c += n) {
-        const int64_t col = smaller(c, tile.cols - n);
-        for (int64_t r = 0; r < tile.rows; r += n) {
-            const int64_t row = smaller(r, tile.rows - n);
-            Block::transpose(tile.buffer + row * tile.pitch + col * item, tile.pitch,
-                             tile.src + col * tile.col_stride + row * item, tile.col_stride);
-        }
-    }
-    return true;
-}
-
-// Whole lines made of smaller blocks. Touching each line once, on both sides, matters more than the size of a block:
-// without it 8-byte items took 1.3 times as long.
-template <class Block>
-struct Lines {
-    static constexpr int64_t item = Block::item;
-    static constexpr int n = kLine / item;
-
-    static CUDECOMP_INLINE void transpose(char *dst, int64_t dst_stride, const char *src, int64_t src_stride) {
-        for (int r = 0; r < n; r += Block::n)
-            for (int c = 0; c < n; c += Block::n)
-                Block::transpose(dst + r * dst_stride + c * item, dst_stride, src + c * src_stride + r * item,
-                                 src_stride);
-    }
-};
-
-#if defined(__clang__)
-#define CUDECOMP_SHUFFLE(made, a, b, indices) shuffle(made, a, b, indices)
-
-template <class Vector>
-CUDECOMP_INLINE void shuffle(Vector &made, const Vector &a, const Vector &b, const Vector &indices) {
-    constexpr int n = sizeof a / sizeof a[0];
-    for (int i = 0; i < n; ++i) made[i] = indices[i] < n ? a[indices[i]] : b[indices[i] - n];
-}
-#else
-#define CUDECOMP_SHUFFLE(made, a, b, indices) (made) = __builtin_shuffle(a, b, indices)
-#endif
-
-// n x n items in n vectors. Zipping vector i with vector i + n / 2, log2(n) times, transposes them. A macro, since GCC
-// lowers vector operations for the target of the function that they are written in, before it inlines that function.
-// Loads are spelled out, since GCC 12 turns a memcpy into a vector of bytes into a load that must be aligned.
-#define CUDECOMP_BLOCK(NAME, BYTES, TARGET)                                                                       \
-    template <class Item>                                                                                         \
-    struct NAME {                                                                                                 \
-        static constexpr int64_t item = sizeof(Item);                                                             \
-        static constexpr int n = BYTES / sizeof(Item);                                                            \
-        typedef Item Vector __attribute__((vector_size(BYTES)));                                                  \
-        typedef Item Unaligned __attribute__((vector_size(BYTES), aligned(1), may_alias));                        \
-                                                                                                                  \
-        TARGET static inline void transpose(char *dst, int64_t dst_stride, const char *src, int64_t src_stride) { \
-            Vector from[n], to[n], lower, upper;                                                                  \
-            for (int i = 0; i < n; ++i) {                                                                         \
-                lower[i] = static_cast<Item>(i / 2 + i % 2 * n);                                                  \
-                upper[i] = static_cast<Item>(lower[i] + n / 2);                                                   \
-                from[i] = *reinterpret_cast<const Unaligned *>(src + i * src_stride);                             \
-            }                                                                                                     \
-            for (int round = 1; round < n; round *= 2) {                                                          \
-                for (int i = 0; i < n / 2; ++i) {                                                                 \
-                    CUDECOMP_SHUFFLE(to[2 * i], from[i], from[i + n / 2], lower);                                 \
-                    CUDECOMP_SHUFFLE(to[2 * i + 1], from[i], from[i + n / 2], upper);                             \
-                }                                                                                                 \
-                std::memcpy(from, to, sizeof from);                                                               \
-            }                                                                                                     \
-            for (int i = 0; i < n; ++i) *reinterpret_cast<Unaligned *>(dst + i * dst_stride) = from[i];           \
-        }                                                                                                         \
-    };
-
-CUDECOMP_BLOCK(Block16, 16, )
-
-template <class Item>
-void gather_16(const Gather &tile) {
-    using Block = Block16<Item>;
-    if (!cover<Lines<Block>>(tile) && !cover<Block>(tile)) gather_columns(tile);
-}
-
-struct SingleItem {
-    static constexpr int64_t item = 16;
-    static constexpr int n = 1;
-    static CUDECOMP_INLINE void transpose(char *dst, int64_t, const char *src, int64_t) { copy_fixed<item>(dst, src); }
-};
-
-void gather_single_items(const Gather &tile) {
-    if (!cover<Lines<SingleItem>>(tile)) gather_columns(tile);
-}
-
-#if defined(__x86_64__)
-struct Block32 {
-    static constexpr int64_t item = 8;
-    static constexpr int n = 4;
-
-    CUDECOMP_AVX2 static inline __m256i load(const char *src) {
-        return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(src));
-    }
-    CUDECOMP_AVX2 static inline void store(char *dst, const __m256i &row) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(dst), row);
-    }
-    CUDECOMP_AVX2 static inline void transpose(char *dst, int64_t dst_stride, const char *src, int64_t src_stride) {
-        const __m256i a = load(src), b = load(src + src_stride);
-        const __m256i c = load(src + 2 * src_stride), d = load(src + 3 * src_stride);
-        const __m256i ab_even = _mm256_unpacklo_epi64(a, b), ab_odd = _mm256_unpackhi_epi64(a, b);
-        const __m256i cd_even = _mm256_unpacklo_epi64(c, d), cd_odd = _mm256_unpackhi_epi64(c, d);
-        store(dst, _mm256_permute2x128_si256(ab_even, cd_even, 0x20));
-        store(dst + dst_stride, _mm256_permute2x128_si256(ab_odd, cd_odd, 0x20));
-        store(dst + 2 * dst_stride, _mm256_permute2x128_si256(ab_even, cd_even, 0x31));
-        store(dst + 3 * dst_stride, _mm256_permute2x128_si256(ab_odd, cd_odd, 0x31));
-    }
-};
-
-CUDECOMP_AVX2 void gather_32(const Gather &tile) {
-    if (!cover<Lines<Block32>>(tile)) gather_16<uint64_t>(tile);
-}
-
-CUDECOMP_BLOCK(Block64, 64, CUDECOMP_AVX512)
-
-template <class Item>
-CUDECOMP_AVX512 void gather_64(const Gather &tile) {
-    if (!cover<Block64<Item>>(tile)) gather_16<Item>(tile);
-}
-#endif
-
-// ---- the variants for this processor --------------------------------------------------------------------------------
-
-struct Variants {
-    StreamRow stream_row;
-    GatherTile gather_4;  // 4-byte items
-    GatherTile gather_8;
-};
-
-Variants choose_variants() {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))
-        return {stream_row_avx512, gather_64<uint32_t>, gather_64<uint64_t>};
-    if (__builtin_cpu_supports("avx2")) return {stream_row_avx2, gather_16<uint32_t>, gather_32};
-    return {stream_row_sse2, gather_16<uint32_t>, gather_16<uint64_t>};
-#else
-    return {stream_row_plain, gather_16<uint32_t>, gather_16<uint64_t>};
-#endif
-}
-
-const Variants &variants() {
-    static const Variants chosen = choose_variants();
-    return chosen;
-}
-
-GatherTile gather_kernel(int64_t item) {
-    switch (item) {
-        case 1: return gather_16<uint8_t>;
-        case 2: return gather_16<uint16_t>;
-        case 4: return variants().gather_4;
-        case 8: return variants().gather_8;
-        case 16: return gather_single_items;
-    }
-    return gather_columns;
-}
 
 // ---- one box --------------------------------------------------------------------------------------------------------
 
