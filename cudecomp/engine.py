@@ -23,7 +23,7 @@ from .exchange import Exchange
 from .memory import allocate
 from .pack import AddressTable, PackProgram
 from .registry import Registry
-from .schedule import Schedule, aligned, exchange_circle
+from .schedule import Schedule, aligned, exchange_subgrid
 from .spec import Spec
 from .workspace import Workspace
 
@@ -217,9 +217,9 @@ class Engine:
         wire = Wire(schedule.sends, schedule.recvs, self.spec.dtype.itemsize, bases.send, bases.recv)
         if name == "mpi_a2a":
             self._lost = group.lost
-            circle = exchange_circle(schedule.exchange)
+            subgrid = exchange_subgrid(schedule.exchange)
             grid = schedule.exchange.src.grid
-            members = group.group((circle.entries, grid.shape, grid.rank_order), circle.color, not self.alone)
+            members = group.group((subgrid.entries, grid.shape, grid.rank_order), subgrid.color, not self.alone)
             self._mover = AllToAll(members[0], members[1], wire) if members else None
         else:
             tag = group.tag()

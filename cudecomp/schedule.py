@@ -7,13 +7,13 @@ in the schedule. Both ends of a message derive its wire order from the same numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import gcd, prod
 from typing import NamedTuple
 
-from .exchange import BoxCopy, Exchange, Message
+from .exchange import Exchange, Message
 from .pencil import Pencil
 
 # Every message starts on such a boundary of the workspace, in bytes: whole cache lines, and wide accesses on GPUs.
@@ -171,19 +171,22 @@ class Schedule:
     @cached_property
     def bases(self) -> Bases:
         """The numbering of base addresses; mapped peers are numbered in the order of `puts`."""
-        return Bases(self.fields, sum(message.peer in self._others for message in self.exchange.sends))
+        return Bases(self.fields, len(self._put_messages))
 
     @property
-    def _others(self) -> frozenset[int]:
+    def _mapped_peers(self) -> frozenset[int]:
         return self.mapped - {self.exchange.rank}
+
+    @cached_property
+    def _put_messages(self) -> tuple[Message, ...]:
+        return tuple(message for message in self.exchange.sends if message.peer in self._mapped_peers)
 
     @cached_property
     def puts(self) -> tuple[Put, ...]:
         """What goes straight to mapped peers, in the order of the exchange."""
-        peers = (message for message in self.exchange.sends if message.peer in self._others)
         return tuple(
             Put(message.peer, message.items * self.fields, self.message_segments + number)
-            for number, message in enumerate(peers)
+            for number, message in enumerate(self._put_messages)
         )
 
     @property
@@ -194,7 +197,7 @@ class Schedule:
     @cached_property
     def sources(self) -> tuple[int, ...]:
         """The mapped peers that write into this rank's memory, in the order of the exchange."""
-        return tuple(message.peer for message in self.exchange.recvs if message.peer in self._others)
+        return tuple(message.peer for message in self.exchange.recvs if message.peer in self._mapped_peers)
 
     @property
     def landing_items(self) -> int:
@@ -314,9 +317,9 @@ class Schedule:
         parts: list[Part] = []
         segments: list[tuple[Copy, ...]] = []
         used = 0
-        for message, direct in zip(others, skip, strict=True):
+        for message, in_array in zip(others, skip, strict=True):
             items = message.items * self.fields
-            if direct:
+            if in_array:
                 parts.append(self._part_in_array(message, packing))
                 continue
             parts.append(
@@ -325,7 +328,10 @@ class Schedule:
             segments.append(self._copies(message, used, packing))
             used = self._round_up(used + items)
         if packing:
-            segments += self._put_copies()
+            segments += [
+                self._straight_copies(message, partial(self.bases.peer, number))
+                for number, message in enumerate(self._put_messages)
+            ]
         mine = own(messages, rank)
         if mine is not None and not self.stays:
             if self.inplace:
@@ -333,7 +339,7 @@ class Schedule:
                 segments.append(self._copies(mine, self._own_offset, packing, through=self.bases.send))
                 used = self._round_up(used + mine.items * self.fields) if packing else used
             elif packing:
-                segments.append(self._local_copies(mine))
+                segments.append(self._straight_copies(mine, self.bases.dst))
         if self.sources and not packing:
             segments.append(self._landing_copies())
         return tuple(parts), tuple(segments), used
@@ -351,10 +357,6 @@ class Schedule:
         step = ALIGNMENT // gcd(ALIGNMENT, self.itemsize)
         return -(-items // step) * step
 
-    def _ends(self, peer: int, packing: bool) -> tuple[int, int]:
-        """Return (sender, receiver) of a message with `peer`."""
-        return (self.exchange.rank, peer) if packing else (peer, self.exchange.rank)
-
     def _order(self, message: Message, packing: bool) -> tuple[int, ...]:
         """Return the order of axes in which a message travels: the source's or the destination's memory order.
 
@@ -365,7 +367,7 @@ class Schedule:
         src, dst = self.exchange.src, self.exchange.dst
         if not self._may_skip or len(message.copies) > 1:
             return dst.order
-        sender, _ = self._ends(message.peer, packing)
+        sender = self.exchange.rank if packing else message.peer
         gapless = has_no_gaps(message.copies[0].shape, self._strides(src, sender), src.order)
         return src.order if gapless else dst.order
 
@@ -381,6 +383,10 @@ class Schedule:
     def _known_strides(self) -> dict[tuple[bool, int], tuple[int, ...]]:
         return {}
 
+    def _array(self, packing: bool) -> tuple[Pencil, Callable[[int], int]]:
+        """Return the layout, and the base of each field, of the arrays that are packed from or unpacked to."""
+        return (self.exchange.src, self.bases.src) if packing else (self.exchange.dst, self.bases.dst)
+
     @property
     def _may_skip(self) -> bool:
         """Whether messages may use the user's arrays at all: several fields in one message lie in several places."""
@@ -389,89 +395,57 @@ class Schedule:
     def _lies_in_array(self, message: Message, packing: bool) -> bool:
         if not self._may_skip or len(message.copies) != 1:
             return False
-        pencil = self.exchange.src if packing else self.exchange.dst
-        strides = self._strides(pencil, self.exchange.rank)
+        strides = self._strides(self._array(packing)[0], self.exchange.rank)
         return has_no_gaps(message.copies[0].shape, strides, self._order(message, packing))
 
     def _part_in_array(self, message: Message, packing: bool) -> Part:
-        rank, copy = self.exchange.rank, message.copies[0]
-        if packing:
-            return Part(
-                message.peer, self.bases.src(0), self.exchange.src.offset(rank, copy.src_start), message.items, -1
-            )
-        return Part(message.peer, self.bases.dst(0), self.exchange.dst.offset(rank, copy.dst_start), message.items, -1)
+        pencil, base = self._array(packing)
+        box = message.copies[0]
+        offset = pencil.offset(self.exchange.rank, box.src_start if packing else box.dst_start)
+        return Part(message.peer, base(0), offset, message.items, -1)
 
     def _copies(self, message: Message, offset: int, packing: bool, through: int | None = None) -> tuple[Copy, ...]:
         """Return the copies between this rank's arrays and a message at `offset` of the workspace, field by field."""
         rank, order = self.exchange.rank, self._order(message, packing)
-        copies = []
+        pencil, array = self._array(packing)
+        base = through if through is not None else self.bases.send if packing else self.bases.recv
+        strides, copies = self._strides(pencil, rank), []
         for field in range(self.fields):
             for box in message.copies:
-                packed = packed_strides(box.shape, order)
-                if packing:
-                    base = self.bases.send if through is None else through
-                    pencil, start = self.exchange.src, pencil_start(box, packing)
-                    near = (self.bases.src(field), pencil.offset(rank, start), self._strides(pencil, rank))
-                    copies.append(Copy(box.shape, *near, base, offset, packed))
-                else:
-                    base = self.bases.recv if through is None else through
-                    pencil, start = self.exchange.dst, pencil_start(box, packing)
-                    near = (self.bases.dst(field), pencil.offset(rank, start), self._strides(pencil, rank))
-                    copies.append(Copy(box.shape, base, offset, packed, *near))
-                offset += prod(box.shape)
+                near = array(field), pencil.offset(rank, box.src_start if packing else box.dst_start), strides
+                packed = base, offset, packed_strides(box.shape, order)
+                copies.append(Copy(box.shape, *near, *packed) if packing else Copy(box.shape, *packed, *near))
+                offset += box.items
         return tuple(copies)
 
-    def _put_copies(self) -> Iterator[tuple[Copy, ...]]:
-        """Yield the copies into each mapped peer's destination arrays."""
-        src, dst, rank = self.exchange.src, self.exchange.dst, self.exchange.rank
-        puts = (message for message in self.exchange.sends if message.peer in self._others)
-        for number, (peer, boxes) in enumerate(puts):
-            yield tuple(
-                Copy(
-                    box.shape,
-                    self.bases.src(field),
-                    src.offset(rank, box.src_start),
-                    self._strides(src, rank),
-                    self.bases.peer(number, field),
-                    dst.offset(peer, box.dst_start),
-                    self._strides(dst, peer),
-                )
-                for field in range(self.fields)
-                for box in boxes
-            )
-
-    def _landing_copies(self) -> tuple[Copy, ...]:
-        """Return the copies from the landing to the destination: the same places, another base."""
-        dst, rank = self.exchange.dst, self.exchange.rank
-        strides, size = self._strides(dst, rank), dst.size(rank)
-        boxes = [box for peer, boxes in self.exchange.recvs if peer in self._others for box in boxes]
-        return tuple(
-            Copy(box.shape, self.bases.landing, field * size + at, strides, self.bases.dst(field), at, strides)
-            for field in range(self.fields)
-            for box in boxes
-            for at in (dst.offset(rank, box.dst_start),)
-        )
-
-    def _local_copies(self, message: Message) -> tuple[Copy, ...]:
-        src, dst, rank = self.exchange.src, self.exchange.dst, self.exchange.rank
+    def _straight_copies(self, message: Message, dst_base: Callable[[int], int]) -> tuple[Copy, ...]:
+        """Return the copies from this rank's source to the receiver's destination, whose bases `dst_base` tells."""
+        src, dst, rank, peer = self.exchange.src, self.exchange.dst, self.exchange.rank, message.peer
         return tuple(
             Copy(
                 box.shape,
                 self.bases.src(field),
                 src.offset(rank, box.src_start),
                 self._strides(src, rank),
-                self.bases.dst(field),
-                dst.offset(rank, box.dst_start),
-                self._strides(dst, rank),
+                dst_base(field),
+                dst.offset(peer, box.dst_start),
+                self._strides(dst, peer),
             )
             for field in range(self.fields)
             for box in message.copies
         )
 
-
-def pencil_start(box: BoxCopy, packing: bool) -> tuple[int, ...]:
-    """Return where a box starts on this rank's side of a message."""
-    return box.src_start if packing else box.dst_start
+    def _landing_copies(self) -> tuple[Copy, ...]:
+        """Return the copies from the landing to the destination: the same places, another base."""
+        dst, rank = self.exchange.dst, self.exchange.rank
+        strides, size = self._strides(dst, rank), dst.size(rank)
+        boxes = [box for peer, boxes in self.exchange.recvs if peer in self._mapped_peers for box in boxes]
+        return tuple(
+            Copy(box.shape, self.bases.landing, field * size + at, strides, self.bases.dst(field), at, strides)
+            for field in range(self.fields)
+            for box in boxes
+            for at in (dst.offset(rank, box.dst_start),)
+        )
 
 
 def own(messages: tuple[Message, ...], rank: int) -> Message | None:
@@ -484,7 +458,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-class Circle(NamedTuple):
+class Subgrid(NamedTuple):
     """The smallest set of ranks, by whole grid entries, that an exchange of all ranks keeps among themselves."""
 
     entries: tuple[int, ...]  # grid entries along which it extends; all of them where the grids differ
@@ -492,7 +466,7 @@ class Circle(NamedTuple):
     size: int
 
 
-def exchange_circle(exchange: Exchange) -> Circle:
+def exchange_subgrid(exchange: Exchange) -> Subgrid:
     """Return the set of ranks that the exchange of `exchange.rank` stays in.
 
     In a transpose, a grid entry along which both pencils split the same axis in the same places keeps every item at its
@@ -501,13 +475,13 @@ def exchange_circle(exchange: Exchange) -> Circle:
     src, dst, grid = exchange.src, exchange.dst, exchange.src.grid
     entries = tuple(range(len(grid.shape)))
     if grid != dst.grid or src == dst:
-        return Circle(entries, 0, grid.size)
+        return Subgrid(entries, 0, grid.size)
     moving = tuple(entry for entry in entries if _split(src, entry) != _split(dst, entry))
     color = 0
     for entry, coordinate in enumerate(grid.coords(exchange.rank)):
         if entry not in moving:
             color = color * grid.shape[entry] + coordinate
-    return Circle(moving, color, prod(grid.shape[entry] for entry in moving))
+    return Subgrid(moving, color, prod(grid.shape[entry] for entry in moving))
 
 
 def _split(pencil: Pencil, entry: int) -> tuple[int, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from strategies import pairs
 
 from cudecomp import Exchange, Pencil, ProcessGrid
-from cudecomp.schedule import ALIGNMENT, Schedule, aligned, exchange_circle, has_no_gaps, packed_strides, same_layout
+from cudecomp.schedule import ALIGNMENT, Schedule, aligned, exchange_subgrid, has_no_gaps, packed_strides, same_layout
 
 FEW = settings(deadline=None, max_examples=150)
 ITEMSIZES = (1, 2, 3, 8, 12, 16, 24)
@@ -259,19 +259,19 @@ def test_messages_beyond_32_bits():
 
 @FEW
 @given(pairs())
-def test_circles_hold_all_messages(pair):
+def test_subgrids_hold_all_messages(pair):
     """Every peer of a rank has the rank's color, ranks of one color are as many as said, and know the same entries."""
-    circles = [exchange_circle(Exchange(*pair, rank)) for rank in range(pair[0].grid.size)]
-    for rank, circle in enumerate(circles):
+    subgrids = [exchange_subgrid(Exchange(*pair, rank)) for rank in range(pair[0].grid.size)]
+    for rank, subgrid in enumerate(subgrids):
         exchange = Exchange(*pair, rank)
         for message in exchange.sends + exchange.recvs:
-            assert circles[message.peer].color == circle.color
-        assert circle.entries == circles[0].entries
-        assert sum(other.color == circle.color for other in circles) == circle.size
+            assert subgrids[message.peer].color == subgrid.color
+        assert subgrid.entries == subgrids[0].entries
+        assert sum(other.color == subgrid.color for other in subgrids) == subgrid.size
 
 
-def test_circles_are_rows_and_columns():
+def test_subgrids_are_rows_and_columns():
     grid = ProcessGrid((3, 4))
     x, y, z = (Pencil((9, 10, 11), grid, axis) for axis in range(3))
-    assert [exchange_circle(Exchange(a, b, 5)).size for a, b in ((x, y), (y, z), (x, z))] == [3, 4, 12]
-    assert exchange_circle(Exchange(x, x, 5)).size == 12  # it could be a halo update
+    assert [exchange_subgrid(Exchange(a, b, 5)).size for a, b in ((x, y), (y, z), (x, z))] == [3, 4, 12]
+    assert exchange_subgrid(Exchange(x, x, 5)).size == 12  # it could be a halo update
