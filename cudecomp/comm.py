@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import sys
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 _keyval: int | None = None
 
@@ -20,16 +20,6 @@ _TRAVELLING = {
     kind.__name__: kind
     for kind in (TypeError, ValueError, MemoryError, RuntimeError, TimeoutError, OSError, ImportError)
 }
-
-
-class Group(Protocol):
-    """What a plan needs of its group of processes."""
-
-    rank: int
-    size: int
-
-    def agree(self, what: str, error: BaseException | None, spec: Mapping[str, str] | None = None) -> None:
-        """Raise the same exception on all ranks, or on none (collective)."""
 
 
 class Alone:

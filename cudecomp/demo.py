@@ -363,7 +363,7 @@ def demo(arguments: argparse.Namespace) -> int:
             rows = time_transposes(team, solver, arguments.repeats, steps)
         steps.close()
         tolerance = arguments.tolerance or (1e-10 if dtype.char in "dD" else 1e-4)
-        _conclude(team, steps, exact is not None, error, tolerance, rows, solver)
+        _conclude(team, steps, exact is not None, error, tolerance, rows)
         if arguments.out:
             write_field(team, arguments.out, solver.field, u)
             team.say("", f"u is in {arguments.out}")
@@ -429,9 +429,7 @@ def _introduce(team: Team, solver: Poisson, arguments: argparse.Namespace) -> No
     )
 
 
-def _conclude(
-    team: Team, steps: Steps, is_known: bool, error: float, tolerance: float, rows: list[Any], solver: Poisson
-) -> None:
+def _conclude(team: Team, steps: Steps, is_known: bool, error: float, tolerance: float, rows: list[Any]) -> None:
     seconds = {kind: team.largest(spent) for kind, spent in steps.seconds.items() if kind != "timing"}
     neighbours, cores = team.group.nodes.count(team.group.nodes[team.rank]), os.cpu_count() or 1
     crowded = [f"  {neighbours} ranks share {cores} cores, which makes transposes slower"] if neighbours > cores else []

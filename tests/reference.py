@@ -48,12 +48,12 @@ def fill(pencil: Pencil, rank: int, dtype: Any) -> np.ndarray:
     starts, strides = pencil.start(rank), np.cumprod((1, *pencil.global_shape[:0:-1]))[::-1]
     index = [start + np.arange(n) for start, n in zip(starts, pencil.shape(rank), strict=True)]
     values = sum(i * stride for i, stride in zip(np.ix_(*index), strides, strict=True))
-    return _with_canaries(pencil, rank, items(values, dtype))
+    return _with_canaries(pencil, items(values, dtype))
 
 
 def poisoned(pencil: Pencil, rank: int, dtype: Any) -> np.ndarray:
     """New array of `memory_shape`, in memory order: POISON inside, canaries in halo and padding."""
-    return _with_canaries(pencil, rank, np.broadcast_to(items(POISON, dtype), pencil.shape(rank)))
+    return _with_canaries(pencil, np.broadcast_to(items(POISON, dtype), pencil.shape(rank)))
 
 
 def run(exchanges: Sequence[Exchange], srcs: Arrays, dsts: Arrays) -> None:
@@ -110,8 +110,8 @@ def check(pencil: Pencil, rank: int, array: np.ndarray, expected: np.ndarray | N
     assert wrong is None, wrong
 
 
-def _with_canaries(pencil: Pencil, rank: int, interior: np.ndarray) -> np.ndarray:
-    """Memory of `rank` around an interior in axis order."""
+def _with_canaries(pencil: Pencil, interior: np.ndarray) -> np.ndarray:
+    """New array, in memory order: canaries around an interior given in axis order."""
     padding = [(0, n) for n in pencil.padding]
     padded = np.pad(np.zeros(interior.shape, bool), pencil.halo, constant_values=True)
     cells = np.pad(np.where(padded, HALO, 0), padding, constant_values=PADDING)

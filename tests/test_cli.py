@@ -197,7 +197,7 @@ def test_demo_runs_without_mpi(fake_mpi):
     assert "on this process alone" in result.stdout
 
 
-def test_demo_refuses_the_launcher_of_another_mpi(monkeypatch, capsys):
+def test_demo_refuses_the_launcher_of_another_mpi(monkeypatch):
     fake = type("MPI", (), {"COMM_WORLD": type("Comm", (), {"size": 1})})
     fake.Get_library_version = staticmethod(lambda: "Some MPI 1.0\nbuilt elsewhere")
     monkeypatch.setitem(sys.modules, "mpi4py", type(sys)("mpi4py"))

@@ -68,7 +68,7 @@ def grid_of(number, ndim, rank_order):
     return ProcessGrid(shape, rank_order=rank_order)
 
 
-def order_of(name, axis, ndim):
+def order_of(name, ndim):
     if name == "reversed":
         return tuple(reversed(range(ndim)))
     return (1, 0, *range(2, ndim)) if name == "mixed" else name
@@ -87,7 +87,7 @@ def pencils_of(row):
             shape,
             grid_of(numbers[side], ndim, row["rank_order"]),
             axes[side],
-            order=order_of(orders[side], axes[side], ndim),
+            order=order_of(orders[side], ndim),
             halo=_cut(halos[side], ndim),
             padding=_cut(paddings[side], ndim),
             dist_shape=dist if side == 0 else None,
