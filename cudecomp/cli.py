@@ -21,8 +21,7 @@ import numpy as np
 from .array import plan_dtype
 from .grid import ProcessGrid
 from .pencil import Pencil
-from .report import size_text
-from .table import indented, table
+from .table import indented, size_text, table
 from .transports import BACKENDS
 
 # Where a launcher says which rank this process is going to be; asked before MPI is there.

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from .table import ranks_text
+
 _keyval: int | None = None
 
 # The exceptions that travel from one rank to the others; others arrive as the nearest of these that they are.
@@ -172,14 +174,6 @@ def _difference(specs: list[dict[str, str]]) -> str:
             values = "; ".join(f"{value} on {ranks_text(at)}" for value, at in ranks.items())
             return f"{name} differs over the ranks: {values}; expected the same on all"
     return "the ranks ask for different operations"
-
-
-def ranks_text(ranks: list[int], most: int = 8) -> str:
-    """Return "rank 3" or "ranks 0, 1, 2", shortened beyond `most`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:most]))
-    return f"ranks {shown}" + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
 
 
 def attempt(action: Callable[[], Any]) -> tuple[Any, Exception | None]:

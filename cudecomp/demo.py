@@ -22,8 +22,7 @@ import numpy as np
 from . import Exchange, Pencil, ProcessGrid, TransposePlan, Workspace, __version__, empty
 from .comm import Communicator, attempt
 from .plot import check_picture, picture
-from .report import size_text
-from .table import indented, shape_text, span_text, table, time_text
+from .table import indented, shape_text, size_text, span_text, table, time_text
 
 SHAPE = (128, 128, 128)
 TIMEOUT = 120.0  # seconds without any message: another rank has died

@@ -17,7 +17,7 @@ from typing import Any
 from .array import ArrayView
 from .binding import arguments_of
 from .boxes import compile_copies
-from .comm import attempt, ranks_text
+from .comm import attempt
 from .errors import PoisonedError
 from .exchange import Exchange
 from .memory import allocate
@@ -25,6 +25,7 @@ from .pack import AddressTable, PackProgram
 from .registry import Registry
 from .schedule import Schedule, aligned, exchange_subgrid
 from .spec import Spec
+from .table import ranks_text
 from .workspace import Workspace
 
 # Polls before a waiting rank gives its core away: where ranks share cores, every poll more costs the others time.

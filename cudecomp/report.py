@@ -8,15 +8,7 @@ from typing import Any
 from .pencil import Pencil
 from .schedule import Schedule
 from .spec import Spec
-
-
-def size_text(nbytes: float) -> str:
-    """Return a number of bytes in binary units."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
+from .table import size_text
 
 
 def pencil_text(pencil: Pencil, rank: int) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owns plain text: tables, lists of ranks, shapes, durations; knows nothing of what is said in them."""
+"""Owns plain text: tables, lists of ranks, shapes, sizes, durations; knows nothing of what is said in them."""
 
 from __future__ import annotations
 
@@ -40,6 +40,23 @@ def ranges_text(numbers: Iterable[int], most: int = 8) -> str:
     runs = [[number for _, number in run] for _, run in groups]
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")
+
+
+def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
+    """Return "rank 3" or "ranks 0, 1, 2", shortened beyond `most`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:most]))
+    return f"ranks {shown}" + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
+
+
+def size_text(nbytes: float) -> str:
+    """Return a number of bytes in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
 
 
 def time_text(seconds: float) -> str:

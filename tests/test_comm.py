@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from cudecomp import comm as module
-from cudecomp.comm import Alone, Communicator, attempt, ranks_text
+from cudecomp.comm import Alone, Communicator, attempt
+from cudecomp.table import ranks_text
 
 
 class Rank:
