@@ -7,7 +7,7 @@ from typing import Any
 
 from .pencil import Pencil
 from .schedule import Schedule
-from .spec import Spec
+from .spec import LAUNCHES, Spec
 from .table import size_text
 
 
@@ -49,13 +49,6 @@ def explain(spec: Spec, schedule: Schedule, rank: int, most: int = 16) -> str:
         *schedule_lines(schedule, itemsize, most),
     ]
     return "\n".join(lines)
-
-
-LAUNCHES = {
-    "fused": "one kernel packs all messages in order and raises a flag per message",
-    "per_peer": "a kernel per message, each of which raises its flag",
-    "per_peer_events": "a kernel and an event per message",
-}
 
 
 def launch_lines(spec: Spec) -> list[str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,15 @@ import numpy as np
 from .array import plan_dtype
 from .grid import as_ints
 from .pencil import Pencil
-from .transports import Choice, choose
+from .transports import BACKENDS, Choice, choose
 from .workspace import Workspace
 
-DEVICES = ("host", "cuda")
-LAUNCHES = ("fused", "per_peer", "per_peer_events")
+# How a GPU packs, by the value of `launch`.
+LAUNCHES = {
+    "fused": "one kernel packs all messages in order and raises a flag per message",
+    "per_peer": "a kernel per message, each of which raises its flag",
+    "per_peer_events": "a kernel and an event per message",
+}
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,16 @@ class Spec:
     graphs: bool
     fields: int
     inplace: bool
-    one_array: bool  # a run takes one array: in place, or a halo update
-    details: tuple[Any, ...]  # what else the operation was asked for
+    details: tuple[Any, ...]  # periods and axes of a halo update; empty for a transpose
     timeout: float | None
     check: bool
     nodes: tuple[int, ...] | None
     workspace: Workspace | None
+
+    @property
+    def one_array(self) -> bool:
+        """Whether a run takes one array: in place, or a halo update."""
+        return self.inplace or bool(self.details)
 
     @property
     def staged(self) -> bool:
@@ -70,32 +78,35 @@ class Spec:
 def transpose_spec(group: Any, src: Pencil, dst: Pencil, dtype: Any, **options: Any) -> Spec:
     """Check the arguments of a TransposePlan for this rank of a group. Local."""
     for name, pencil in (("src", src), ("dst", dst)):
-        if not isinstance(pencil, Pencil):
-            raise TypeError(f"TransposePlan: {name} is a {type(pencil).__name__}, expected a Pencil")
+        _require_pencil(f"TransposePlan: {name}", pencil)
     if src.global_shape != dst.global_shape:
         raise ValueError(
             f"TransposePlan: src has global shape {src.global_shape} and dst {dst.global_shape}, expected the same"
         )
     for name, pencil in (("src", src), ("dst", dst)):
-        if pencil.grid.size != group.size:
-            raise ValueError(
-                f"TransposePlan: {name} has a grid of {pencil.grid.size} ranks {pencil.grid.shape}, "
-                f"expected {group.size}, the size of the communicator"
-            )
+        _require_ranks(f"TransposePlan: {name}", pencil, group.size)
     return _spec("TransposePlan", group, src, dst, plan_dtype(dtype), **options)
 
 
 def halo_spec(group: Any, pencil: Pencil, dtype: Any, periods: Any, axes: Any, **options: Any) -> Spec:
-    """Check the arguments of a HaloPlan for this rank of a group; `details` are its periods and axes. Local."""
-    if not isinstance(pencil, Pencil):
-        raise TypeError(f"HaloPlan: pencil is a {type(pencil).__name__}, expected a Pencil")
-    if pencil.grid.size != group.size:
-        raise ValueError(
-            f"HaloPlan: pencil has a grid of {pencil.grid.size} ranks {pencil.grid.shape}, "
-            f"expected {group.size}, the size of the communicator"
-        )
+    """Check the arguments of a HaloPlan for this rank of a group. Local."""
+    _require_pencil("HaloPlan: pencil", pencil)
+    _require_ranks("HaloPlan: pencil", pencil, group.size)
     details = _periods(periods, pencil.ndim), _axes(axes, pencil.ndim)
     return _spec("HaloPlan", group, pencil, pencil, plan_dtype(dtype), inplace=False, details=details, **options)
+
+
+def _require_pencil(what: str, pencil: Any) -> None:
+    if not isinstance(pencil, Pencil):
+        raise TypeError(f"{what} is a {type(pencil).__name__}, expected a Pencil")
+
+
+def _require_ranks(what: str, pencil: Pencil, size: int) -> None:
+    if pencil.grid.size != size:
+        raise ValueError(
+            f"{what} has a grid of {pencil.grid.size} ranks {pencil.grid.shape}, "
+            f"expected {size}, the size of the communicator"
+        )
 
 
 def _periods(periods: Any, ndim: int) -> tuple[bool, ...]:
@@ -138,7 +149,7 @@ def _spec(
     nodes: Sequence[int] | None,
     details: tuple[Any, ...] = (),
 ) -> Spec:
-    _one_of("device", device, DEVICES)
+    _one_of("device", device, BACKENDS)
     _one_of("launch", launch, LAUNCHES)
     if device == "cuda":
         _require_cuda()
@@ -154,7 +165,6 @@ def _spec(
         graphs=_graphs(graphs),
         fields=_fields(fields),
         inplace=_flag("inplace", inplace),
-        one_array=bool(inplace) or bool(details),
         details=details,
         timeout=_timeout(timeout),
         check=_flag("check", check),
@@ -163,7 +173,7 @@ def _spec(
     )
 
 
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def _one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} is {value!r}, expected a string")
     if value not in allowed:
