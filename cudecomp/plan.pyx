@@ -394,7 +394,8 @@ cdef class Call:
     def start(self, stream=None):
         """Begin the operation and return; until `wait`, arrays and workspace are in use. Local but for the messages.
 
-        MPI messages advance only inside calls of this library or of MPI.
+        MPI messages advance only inside calls of this library or of MPI, writes of "direct" only inside calls of this
+        library: a rank that waits for its peers elsewhere, say in a barrier, must not have operations pending.
         """
         self._bound.start(stream)
 
