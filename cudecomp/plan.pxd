@@ -12,7 +12,7 @@ cdef class Call:
 
 # Run `plan` from src to dst, addresses of arrays with the plan's memory shapes (all fields behind each other; dst is
 # NULL for a plan in place), on a stream (NULL on the host device). As Plan.run, but without any check of the arrays.
-# MPI transports take the GIL inside.
+# The GIL is taken inside, and given back while memory is copied and in MPI.
 cdef int plan_run(Plan plan, void *src, void *dst, void *stream) except -1 nogil
 
 # As Call.run and Call.replay.

@@ -102,7 +102,7 @@ cdef class Plan:
 
     @property
     def stats(self):
-        """Counters since the plan was built, by name: runs, messages sent, captures, replays (dict)."""
+        """Counters since the plan was built, by name: runs, messages sent, captures, evictions, replays (dict)."""
         return self._engine.stats.as_dict()
 
     @property
@@ -150,7 +150,7 @@ cdef class Plan:
     def bind(self, src, dst=None):
         """Return a Call: this plan with these arrays, checked now and kept alive.
 
-        Local on MPI transports; with `check=True` collective. Arguments and errors as for `run`.
+        Local; with `check=True` collective. Arguments and errors as for `run`.
         """
         cdef Call call = self._bind(src, dst, self._engine_open().spec.check)
         call._bound.plan = self
@@ -160,8 +160,8 @@ cdef class Plan:
         """Return a Call whose work is recorded now, for `Call.replay` and `Plan.replay`.
 
         On a GPU the pack sequence becomes a CUDA graph, which `replay` launches as one unit. On the host device the
-        record is the checked list of copies and messages. Local. Arguments and errors as for
-        `run`. The call is kept by the plan until another capture takes its place.
+        record is the call itself, whose arrays were checked. Local; with `check=True` collective. Arguments and errors
+        as for `run`. The call is kept by the plan until another capture takes its place.
         """
         cdef Call call = self.bind(src, dst)
         self._engine.capture(call._bound)
@@ -203,7 +203,7 @@ cdef class Plan:
         return array
 
     def check(self):
-        """Raise if the plan cannot be used: closed, or failed before. Local."""
+        """Raise if the plan cannot be run now: closed, failed before, or an operation on it is pending. Local."""
         self._engine_open().usable()
 
     def close(self):
