@@ -12,18 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .launcher import environment_of_no_job
 from .library import call_symbol
 
 VARIABLE = "CUDECOMP_CUDA_AWARE_MPI"
-
-# Variables by which launchers tell a process that it belongs to a job. Those that say where an MPI is installed begin
-# alike, and stay.
-LAUNCHER = (
-    *("PMI_", "PMIX_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_"),
-    *("OMPI_COMM_WORLD", "OMPI_UNIVERSE", "OMPI_APP_CTX", "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS", "OMPI_FILE_LOCATION"),
-    *("OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_pmix"),  # how Open MPI 4 finds its launcher
-)
-INSTALLATION = "_PREFIX"
 
 TEST = """
 from mpi4py import MPI
@@ -83,15 +75,6 @@ def _mpi_libraries() -> set[str]:
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
     return {path for path in paths if Path(path).name.startswith("libmpi")}
-
-
-def environment_of_no_job() -> dict[str, str]:
-    """Return this process's environment without what makes it a rank: a child is an MPI job of its own."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(LAUNCHER) or name.endswith(INSTALLATION)
-    }
 
 
 def _moves_device_memory() -> bool:

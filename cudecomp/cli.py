@@ -20,12 +20,11 @@ import numpy as np
 
 from .array import plan_dtype
 from .grid import ProcessGrid
+from .launcher import launched_rank
 from .pencil import Pencil
 from .table import indented, size_text, table
 from .transports import BACKENDS
 
-# Where a launcher says which rank this process is going to be; asked before MPI is there.
-RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID")
 BAD_INPUT = 2
 EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
 
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         The exit status: 0, 1 if a result is wrong, 2 on bad input, which is told in one line.
     """
-    launched = launcher_rank()
+    launched = launched_rank()
     try:
         with _silence(bool(launched)):
             arguments = _parser().parse_args(argv)
@@ -67,11 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except EXPECTED as error:
         return _refused(error, launched)
-
-
-def launcher_rank() -> int | None:
-    """Return the rank that a launcher gave this process, None if there was no launcher."""
-    return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdecimal()), None)
 
 
 def _refused(error: BaseException, launched: int | None) -> int:

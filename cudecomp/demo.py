@@ -21,13 +21,13 @@ import numpy as np
 
 from . import Exchange, Pencil, ProcessGrid, TransposePlan, Workspace, __version__, empty
 from .comm import Communicator, attempt
+from .launcher import launched_size
 from .plot import check_picture, picture
 from .table import indented, shape_text, size_text, span_text, table, time_text
 
 SHAPE = (128, 128, 128)
 TIMEOUT = 120.0  # seconds without any message: another rank has died
 WRONG = 1  # exit status
-SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 # Plane waves (amplitude, wave numbers, phase) whose sum is the known answer. No two axes are alike, so that a mix-up of
 # axes or ranks shows.
 WAVES = ((1.0, (1, 2, 3), 0.3), (0.7, (2, -1, 1), 1.1), (0.5, (-3, 1, 2), 2.0))
@@ -329,7 +329,7 @@ def world() -> Any:
     ImportError
         A launcher started several processes, but MPI does not work or does not know of them.
     """
-    started = max((int(os.environ.get(name) or 1) for name in SIZE_VARIABLES), default=1)
+    started = launched_size()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

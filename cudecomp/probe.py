@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _build
-from .aware import cuda_aware, environment_of_no_job
+from .aware import cuda_aware
+from .launcher import environment_of_no_job
 from .transports import BACKENDS
 
 Facts = dict[str, Any]

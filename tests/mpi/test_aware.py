@@ -4,7 +4,7 @@
 import subprocess
 import sys
 
-from cudecomp.aware import environment_of_no_job
+from cudecomp.launcher import environment_of_no_job
 
 ASK = "from mpi4py import MPI; MPI.COMM_SELF.sendrecv(0, 0, source=0); print(MPI.COMM_WORLD.size)"
 
