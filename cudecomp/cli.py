@@ -22,7 +22,7 @@ from .array import plan_dtype
 from .grid import ProcessGrid
 from .launcher import launched_rank
 from .pencil import Pencil
-from .table import indented, size_text, table
+from .text import indented, size_text, table
 from .transports import BACKENDS
 
 BAD_INPUT = 2

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from .table import ranks_text
+from .text import ranks_text
 
 _keyval: int | None = None
 

@@ -23,7 +23,7 @@ from . import Exchange, Pencil, ProcessGrid, TransposePlan, Workspace, __version
 from .comm import Communicator, attempt
 from .launcher import launched_size
 from .plot import check_picture, picture
-from .table import indented, shape_text, size_text, span_text, table, time_text
+from .text import indented, shape_text, size_text, span_text, table, time_text
 
 SHAPE = (128, 128, 128)
 TIMEOUT = 120.0  # seconds without any message: another rank has died

@@ -16,7 +16,7 @@ from .grid import ProcessGrid
 from .pencil import Pencil
 from .report import pencil_text, schedule_lines
 from .schedule import Schedule
-from .table import indented, ranges_text, shape_text, size_text, span_text, table
+from .text import indented, ranges_text, shape_text, size_text, span_text, table
 
 # Schedules of so many ranks are looked at, fewer where each has many messages, so that any grid is a matter of seconds.
 SAMPLE = 64

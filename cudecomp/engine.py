@@ -25,7 +25,7 @@ from .pack import AddressTable, PackProgram
 from .registry import Registry
 from .schedule import Schedule, aligned, exchange_subgrid
 from .spec import Spec
-from .table import ranks_text
+from .text import ranks_text
 from .workspace import Workspace
 
 # Polls before a waiting rank gives its core away: where ranks share cores, every poll more costs the others time.

@@ -8,7 +8,7 @@ from typing import Any
 from .pencil import Pencil
 from .schedule import Schedule
 from .spec import LAUNCHES, Spec
-from .table import size_text
+from .text import size_text
 
 
 def pencil_text(pencil: Pencil, rank: int) -> str:

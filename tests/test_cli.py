@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from cudecomp import Pencil, ProcessGrid, cli, demo, dryrun, table
+from cudecomp import Pencil, ProcessGrid, cli, demo, dryrun
+from cudecomp.text import ranges_text, span_text, table, time_text
 
 FAKES = {
     "missing": ("raise ImportError('libmpi.so: no such file')", "libmpi.so: no such file"),
@@ -287,15 +288,15 @@ def test_help(capsys, command):
 
 
 def test_text():
-    assert table.table(("a", "bb"), [("xyz", "1"), ("x", "22")], right=(1,)) == [
+    assert table(("a", "bb"), [("xyz", "1"), ("x", "22")], right=(1,)) == [
         "a    bb",
         "---  --",
         "xyz   1",
         "x    22",
     ]
-    assert table.ranges_text([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-    assert table.ranges_text(range(0, 40, 2), most=2) == "0, 2, ..."
-    assert table.ranges_text([]) == ""
-    assert [table.time_text(t) for t in (12.345, 0.0123, 4.5e-6)] == ["12.3 s", "12.3 ms", "4.5 us"]
-    assert table.span_text("1", "1") == "1"
-    assert table.span_text("1", "2") == "1 to 2"
+    assert ranges_text([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert ranges_text(range(0, 40, 2), most=2) == "0, 2, ..."
+    assert ranges_text([]) == ""
+    assert [time_text(t) for t in (12.345, 0.0123, 4.5e-6)] == ["12.3 s", "12.3 ms", "4.5 us"]
+    assert span_text("1", "1") == "1"
+    assert span_text("1", "2") == "1 to 2"

@@ -9,7 +9,7 @@ import pytest
 
 from cudecomp import comm as module
 from cudecomp.comm import Alone, Communicator, attempt
-from cudecomp.table import ranks_text
+from cudecomp.text import ranks_text
 
 
 class Rank:
