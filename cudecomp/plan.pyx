@@ -415,7 +415,7 @@ def _build(Plan plan, spec, group, exchange_of):
     """Give a plan the engine of its device; collective."""
     if spec.device == "host":
         if spec.backend == "auto" and group.size > 1:
-            spec = replace(spec, choice=direct_or(spec.choice, Registry.of(group).reachable_by_any))
+            spec = replace(spec, choice=direct_or(spec.choice, Registry.of(group).any_reachable))
         engine = DirectEngine if spec.choice.name == "direct" else HostEngine
         plan._engine = engine(spec, group, exchange_of)
         return

@@ -28,15 +28,14 @@ class Registry:
         The ranks whose memory this process can address and that can address its memory, itself included.
     place : dict of int to int
         The position of each rank of this host among them; the same on all of them.
-    reachable_by_any : bool
-        Whether any two ranks can address each other's memory.
+    any_reachable : bool
+        Whether any two ranks can address each other's memory; the same on all ranks.
     """
 
     def __init__(self, group: Any):
         self.group = group
         here = group.nodes[group.rank]
         self.place = {rank: i for i, rank in enumerate(r for r, node in enumerate(group.nodes) if node == here)}
-        self.reachable = frozenset(self.place)
         self._mine: dict[int, weakref.ref[Segment]] = {}
         self._starts: list[tuple[int, int]] = []  # (address, number) of `_mine`, sorted
         self._theirs: dict[tuple[int, int], Segment] = {}
@@ -114,14 +113,13 @@ class Registry:
     def _try_out(self) -> frozenset[int]:
         """Return the ranks that can be reached and that reach this one; collective."""
         mpi, rank = self.group.mpi, self.group.rank
-        segment, _ = attempt(lambda: Segment.create(8 * max(len(self.place), 1)))
+        segment, _ = attempt(lambda: Segment.create(8 * len(self.place)))
         paths = mpi.allgather(segment.path if segment else "")
-        mapped = {}
         for peer in self.place:
             if peer != rank and paths[peer]:
-                mapped[peer], _ = attempt(partial(Segment.attach, paths[peer], 8 * len(self.place)))
-                if mapped[peer]:
-                    store(mapped[peer].address + 8 * self.place[rank], rank + 1)
+                theirs, _ = attempt(partial(Segment.attach, paths[peer], 8 * len(self.place)))
+                if theirs:
+                    store(theirs.address + 8 * self.place[rank], rank + 1)
         mpi.Barrier()
         heard = set()
         if segment:
@@ -130,5 +128,5 @@ class Registry:
         if segment:
             segment.unlink()
         pairs = ((one, other) for one, heard in enumerate(everyone) for other in heard if other != one)
-        self.reachable_by_any = any(one in everyone[other] for one, other in pairs)
+        self.any_reachable = any(one in everyone[other] for one, other in pairs)
         return frozenset({peer for peer in heard if rank in everyone[peer]} | {rank})
