@@ -13,7 +13,7 @@ DIMS = 4  # CUDECOMP_DIMS of kernels/pack.h
 UNITS = (16, 8, 4, 2, 1)
 
 
-class Box(NamedTuple):
+class KernelBox(NamedTuple):
     """A cudecomp_box: extents in units, the rest in bytes; dimensions from slowest to fastest in the destination."""
 
     extent: tuple[int, ...]
@@ -38,19 +38,19 @@ def copy_unit(itemsize: int) -> int:
     return next(unit for unit in UNITS if itemsize % unit == 0)
 
 
-def compile_copies(segments: Iterable[Iterable[Copy]], itemsize: int) -> list[Box]:
+def compile_copies(segments: Iterable[Iterable[Copy]], itemsize: int) -> list[KernelBox]:
     """Translate segments of copies of items into boxes, in the order of the segments."""
     return [box for number, copies in enumerate(segments) for copy in copies for box in _boxes(copy, itemsize, number)]
 
 
-def _boxes(copy: Copy, itemsize: int, segment: int) -> Iterable[Box]:
+def _boxes(copy: Copy, itemsize: int, segment: int) -> Iterable[KernelBox]:
     unit = copy_unit(itemsize)
     dims = _merged(copy, itemsize, unit)
     kept, peeled = _peel(dims)
     kept = [_Dim(1, 0, 0)] * (DIMS - len(kept)) + kept
     src, dst = copy.src_offset * itemsize, copy.dst_offset * itemsize
     for index in product(*(range(dim.extent) for dim in peeled)):
-        yield Box(
+        yield KernelBox(
             tuple(dim.extent for dim in kept),
             tuple(dim.src for dim in kept),
             tuple(dim.dst for dim in kept),

@@ -77,7 +77,7 @@ cdef class PackProgram:
     ----------
     device : {"host", "cuda"}
         Whose kernels run it; CUDA programs belong to the device that is current now.
-    boxes : list of cudecomp.boxes.Box
+    boxes : list of cudecomp.boxes.KernelBox
         The copies, by rising segment.
     segments : int
         The number of segments; a segment may be empty.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from cudecomp import KernelError
-from cudecomp.boxes import Box, compile_copies
+from cudecomp.boxes import KernelBox, compile_copies
 from cudecomp.pack import AddressTable, PackProgram
 from cudecomp.schedule import Copy, packed_strides
 
@@ -46,7 +46,7 @@ def boxes(draw, segment=0):
     dst = strides_of(extent, draw(gaps), (0, 1, 2, 3), unit)
     live = [n > 1 for n in extent]
     offsets = (draw(st.integers(0, 70)) * unit, draw(st.integers(0, 70)) * unit)
-    return Box(
+    return KernelBox(
         tuple(extent),
         tuple(s if keep else 0 for s, keep in zip(src, live, strict=True)),
         tuple(s if keep else 0 for s, keep in zip(dst, live, strict=True)),
@@ -116,7 +116,7 @@ def test_bases_at_any_address(itemsize, shift):
 
 def byte(segment, number):
     """A box that copies byte `number`."""
-    return Box((1,) * 4, (0,) * 4, (0,) * 4, number, number, 0, 1, 1, segment)
+    return KernelBox((1,) * 4, (0,) * 4, (0,) * 4, number, number, 0, 1, 1, segment)
 
 
 def flagged():
@@ -156,7 +156,7 @@ def test_segments_run_in_the_order_given():
     """The later segment overwrites the earlier one."""
     target = memory(4)
     source = np.arange(1, 5, dtype=np.uint8)
-    onto = [Box((1,) * 4, (0,) * 4, (0,) * 4, number, 0, 0, 1, 1, number) for number in range(3)]
+    onto = [KernelBox((1,) * 4, (0,) * 4, (0,) * 4, number, 0, 0, 1, 1, number) for number in range(3)]
     program = PackProgram("host", onto, 3, 2)
     program.run(table_of(source, target))
     assert target[0] == 3
