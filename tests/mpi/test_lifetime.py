@@ -33,12 +33,14 @@ def resident():
         return int(file.read().split()[1]) * 4096
 
 
-def test_a_workspace_that_grows(comm, verdict):
+@pytest.mark.parametrize("backend", MOVERS)
+def test_a_workspace_that_grows(comm, verdict, backend):
     """Each plan needs more than the one before; the older ones follow the memory to its new place."""
     workspace = Workspace(comm)
+    options = {"backend": backend, "workspace": workspace}
     plans, found, sizes = [], [], []
     for n in (3, 6, 12, 5):
-        plan = TransposePlan(*pencils((n, n + 1, n + 2)), "f8", comm, workspace=workspace, inplace=n == 12)
+        plan = TransposePlan(*pencils((n, n + 1, n + 2)), "f8", comm, inplace=n == 12, **options)
         assert plan.workspace is workspace
         plans.append(plan)
         sizes.append(workspace.nbytes)
@@ -67,12 +69,13 @@ def test_two_plans_take_turns_in_a_workspace(comm, verdict, backend):
         verdict(found)
 
 
-def test_a_workspace_in_use_is_refused(comm, verdict):
+@pytest.mark.parametrize("backend", MOVERS)
+def test_a_workspace_in_use_is_refused(comm, verdict, backend):
     """Locally and before anything is sent; the pending operation is not disturbed."""
-    workspace = Workspace(comm)
+    options = {"backend": backend, "workspace": Workspace(comm), "inplace": True}
     with (
-        TransposePlan(*turned(), "f8", comm, workspace=workspace, inplace=True) as one,
-        TransposePlan(*turned(), "f8", comm, workspace=workspace, inplace=True) as other,
+        TransposePlan(*turned(), "f8", comm, **options) as one,
+        TransposePlan(*turned(), "f8", comm, **options) as other,
     ):
         trials = Trial(one, 1), Trial(other, 2)
         call = one.bind(trials[0].src)
@@ -82,15 +85,16 @@ def test_a_workspace_in_use_is_refused(comm, verdict):
         with pytest.raises(RuntimeError, match="in use by a pending operation"):
             other.bind(trials[1].src).start()
         with pytest.raises(RuntimeError, match="cannot grow while an operation is pending"):
-            TransposePlan(*turned((40, 41, 42)), "f8", comm, workspace=workspace, inplace=True)
+            TransposePlan(*turned((40, 41, 42)), "f8", comm, **options)
         call.wait()
         verdict(trials[0].problems() + trials[1].run())
 
 
-def test_closing_one_plan_does_not_free_the_workspace_of_another(comm, verdict):
-    workspace = Workspace(comm)
-    one = TransposePlan(*pencils(), "f8", comm, workspace=workspace)
-    with TransposePlan(*pencils(), "f8", comm, workspace=workspace) as other:
+@pytest.mark.parametrize("backend", MOVERS)
+def test_closing_one_plan_does_not_free_the_workspace_of_another(comm, verdict, backend):
+    options = {"backend": backend, "workspace": Workspace(comm)}
+    one = TransposePlan(*pencils(), "f8", comm, **options)
+    with TransposePlan(*pencils(), "f8", comm, **options) as other:
         one.close()
         gc.collect()
         verdict(Trial(other).run())

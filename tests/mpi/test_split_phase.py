@@ -103,9 +103,10 @@ def test_calls_that_were_not_started(comm, verdict):
 
 
 @several
-def test_a_dropped_call_completes(comm, verdict):
+@pytest.mark.parametrize("backend", MOVERS)
+def test_a_dropped_call_completes(comm, verdict, backend):
     """The plan keeps a started call, and its arrays, although the user has dropped them."""
-    with TransposePlan(*pencils((64, 65, 40)), "f8", comm) as plan:
+    with TransposePlan(*pencils((64, 65, 40)), "f8", comm, backend=backend) as plan:
         trial = Trial(plan)
         plan.bind(trial.src, trial.dst).start()
         gc.collect()
@@ -169,9 +170,10 @@ def test_an_open_all_to_all_beside_one_that_was_given_up(comm, verdict):
 
 
 @several
-def test_a_late_rank_is_not_lost(comm, verdict):
+@pytest.mark.parametrize("backend", MOVERS)
+def test_a_late_rank_is_not_lost(comm, verdict, backend):
     """A timeout counts from the last progress, and a rank that is late for less does no harm."""
-    with TransposePlan(*pencils(), "f8", comm, timeout=20) as plan:
+    with TransposePlan(*pencils(), "f8", comm, backend=backend, timeout=20) as plan:
         trial = Trial(plan)
         if comm.rank == 0:
             time.sleep(0.3)
@@ -201,8 +203,9 @@ def test_closed_without_a_wait(comm, verdict, backend):
 
 
 @several
-def test_a_block_left_with_an_operation_pending(comm, verdict):
-    plan = TransposePlan(*pencils(), "f8", comm)
+@pytest.mark.parametrize("backend", MOVERS)
+def test_a_block_left_with_an_operation_pending(comm, verdict, backend):
+    plan = TransposePlan(*pencils(), "f8", comm, backend=backend)
     trial = Trial(plan)
     plan.bind(trial.src, trial.dst).start()
     with pytest.raises(KeyError), plan:
