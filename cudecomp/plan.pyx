@@ -415,7 +415,13 @@ def _build(Plan plan, spec, group, exchange_of):
     """Give a plan the engine of its device; collective."""
     if spec.device == "host":
         if spec.backend == "auto" and group.size > 1:
-            spec = replace(spec, choice=direct_or(spec.choice, Registry.of(group).any_reachable))
+            direct = direct_or(spec.choice, Registry.of(group).any_reachable)
+            try:
+                if direct.name == "direct":
+                    plan._engine = DirectEngine(replace(spec, choice=direct), group, exchange_of)
+                    return
+            except OSError as error:  # on all ranks alike: there is too little shared memory
+                spec = replace(spec, choice=spec.choice._replace(why=f"auto: {error}"))
         engine = DirectEngine if spec.choice.name == "direct" else HostEngine
         plan._engine = engine(spec, group, exchange_of)
         return

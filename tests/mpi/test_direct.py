@@ -7,6 +7,7 @@ import os
 import threading
 
 import pytest
+import reference
 from exercise import Trial, complaints
 from mpi4py import MPI
 
@@ -171,3 +172,26 @@ def test_arrays_are_found_among_many(comm, verdict):
     for plan in plans:
         plan.close()
     verdict(found)
+
+
+def test_auto_does_without_shared_memory_where_there_is_too_little(comm, verdict, alike, monkeypatch):
+    """One rank's is full: a plan asked for by name fails on all ranks, and "auto" takes messages on all."""
+    reserve = os.posix_fallocate
+
+    def full(file, start, nbytes):
+        if comm.rank == comm.size - 1 and nbytes > 4096:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        reserve(file, start, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    x = Pencil((32, 16 * comm.size, 32), ProcessGrid((1, comm.size)), 1)
+    y = x.pencil(2)
+    if comm.size == 1:
+        return
+    alike(OSError, ["No space left"], lambda: TransposePlan(x, y, "f8", comm, backend="direct"))
+    with TransposePlan(x, y, "f8", comm) as plan:
+        src, dst = reference.fill(x, comm.rank, "f8"), reference.poisoned(y, comm.rank, "f8")
+        plan.run(src, dst)
+        wrong = reference.mismatch(y, comm.rank, dst)
+        said = plan.backend == "mpi_p2p" and "shared memory" in plan.explain()
+        verdict([text for text in (wrong, None if said else plan.explain()) if text])
