@@ -5,6 +5,7 @@ import importlib.metadata
 import io
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -33,6 +34,11 @@ def pytest_configure(config):
         importlib.metadata.version("cudecomp")
     except importlib.metadata.PackageNotFoundError:
         pytest.exit("cudecomp is not installed in this environment: pip install '.[test]', or make test", 2)
+    if any(name in os.environ for name in RANK_VARIABLES) and config.option.basetemp is None:
+        # Pytest's own folders are numbered and cleaned up, and ranks that do so at once trip over each other.
+        folder = tempfile.TemporaryDirectory(prefix="cudecomp-test-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        config.option.basetemp = folder.name
     if RANK > 0:
         sys.stdout = held_back
 
