@@ -136,7 +136,7 @@ def test_too_little_shared_memory_on_one_rank(comm, alike, verdict, monkeypatch)
 @several
 def test_more_shared_memory_than_numbers(comm, alike, verdict):
     """Nothing is left in /dev/shm, whatever the error."""
-    huge = Pencil((1 << 44, 1 << 20, 2), ProcessGrid((1, SIZE)), 0)
+    huge = Pencil((1 << 40, SIZE << 19, 2), ProcessGrid((1, SIZE)), 0)
     alike(MemoryError, [], lambda: TransposePlan(huge, huge.pencil(2), "c16", comm, backend="direct"))
     verdict([f"{in_use('names')} names are left"] if in_use("names") else [])
 
