@@ -133,23 +133,30 @@ class Cuda:
     def ways(self, pack: Packing) -> dict[str, Way]:
         """Return the ways of launching; the programs, flags and events are those that plans use."""
         count, table, stream = pack.messages, pack.table, self.stream
-        singles, record = self._graph.launch_singles, self._graph.Graph
         flags = by_flags(pack.flags)
         events, others = ([self._runtime.Event() for _ in range(count)] for _ in range(2))
-        graph, event_graph = record(pack.flagged, table, count), record(pack.plain, table, count, others)
+        single = self._work(pack.flagged, table, count), self._work(pack.plain, table, count, events)
+        graph, event_graph = (
+            self._graph.Graph(single[0]),
+            self._graph.Graph(self._work(pack.plain, table, count, others)),
+        )
+        one = self._graph.Graph(self._work(pack.flagged, table, 0))
         return {
             "fused": Way(partial(pack.flagged.run, table, 0, -1, stream), flags),
-            "per_peer, flags": Way(partial(singles, pack.flagged, table, count, (), stream), flags),
-            "per_peer, events": Way(partial(singles, pack.plain, table, count, events, stream), by_events(events)),
+            "per_peer, flags": Way(partial(single[0].launch, stream), flags),
+            "per_peer, events": Way(partial(single[1].launch, stream), by_events(events)),
             "per_peer graph, events": Way(partial(event_graph.launch, stream), by_events(others)),
             "per_peer graph, flags": Way(partial(graph.launch, stream), flags),
-            "fused graph": Way(partial(record(pack.flagged, table, 0).launch, stream), flags),
+            "fused graph": Way(partial(one.launch, stream), flags),
             "fused, no flags": Way(partial(pack.plain.run, table, 0, -1, stream)),
         }
 
     def launch_loop(self, program: PackProgram, table: AddressTable) -> Callable[[], None] | None:
         """Return a loop of compiled code over the launches of all segments."""
-        return partial(self._graph.launch_singles, program, table, program.segments, (), self.stream)
+        return partial(self._work(program, table, program.segments).launch, self.stream)
+
+    def _work(self, program: PackProgram, table: AddressTable, singles: int, events: Sequence[Any] = ()) -> Any:
+        return self._graph.Work([self._graph.PackStep(program, table, singles=singles, events=events)])
 
 
 DEVICES = {device.name: device for device in (Host, Cuda)}

@@ -63,7 +63,7 @@ class Communicator:
         self.size = self.mpi.Get_size()
         self._tags = 0
         self._tag_limit = self.mpi.Get_attr(MPI.TAG_UB) or 32767
-        self.registry: Any = None  # of memory that ranks map, made at the first need
+        self.registries: dict[str, Any] = {}  # of memory that ranks map, by device, made at the first need
         self._aware: tuple[bool, str] | None = None
         self.lost = 0  # collectives that this rank began and gave up
         self._groups: dict[Hashable, tuple[Any, tuple[int, ...]] | None] = {}

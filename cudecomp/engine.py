@@ -39,10 +39,10 @@ _stranded: list[Any] = []
 class Stats:
     """Counters of one plan."""
 
-    __slots__ = ("captures", "evictions", "messages", "replays", "runs")
+    __slots__ = ("captures", "evictions", "landings", "messages", "replays", "runs")
 
     def __init__(self) -> None:
-        self.runs = self.messages = self.captures = self.replays = self.evictions = 0
+        self.runs = self.messages = self.landings = self.captures = self.replays = self.evictions = 0
 
     def as_dict(self) -> dict[str, int]:
         """Return the counters by name."""
@@ -67,7 +67,10 @@ class Bound:
         What the engine recorded for `replay`; None if nothing.
     """
 
-    __slots__ = ("_owners", "_spans", "captured", "engine", "generation", "key", "plan", "stream", "streams", "table")
+    __slots__ = (
+        *("_owners", "_spans", "captured", "engine", "generation", "key", "plan", "stream", "streams", "table"),
+        *("work", "work_generation"),
+    )
 
     def __init__(
         self,
@@ -82,6 +85,8 @@ class Bound:
         self.plan: Any = None  # kept alive by a Call
         self.captured: Any = None
         self.generation = 0  # of the workspace, when it was captured
+        self.work: Any = None  # what a device has prepared for it, and for which generation
+        self.work_generation = 0
         self.table = table
         self.key = tuple(table[i] for i in range(2 * engine.spec.fields))
         self.streams = streams  # that the arrays say they are in use on
@@ -106,7 +111,7 @@ class Bound:
     def start(self, stream: Any = None) -> None:
         """Begin the operation and claim the arrays until it is complete."""
         self._refuse()
-        self.engine.start(self, stream)
+        self.engine.start(self, stream, apart=True)
         self.engine.current = self
         _in_flight[self.engine] = self._spans
 
@@ -150,8 +155,9 @@ class Engine:
         self._sending = False  # whether there are more to come
         self.generation = 0  # counts the moves of the workspace
         self._running = False
+        self._apart = False  # whether the operation was begun by `Bound.start`
         self._turn = threading.Lock()  # held by the thread that advances the operation
-        self._registry = Registry.of(group) if spec.choice.name == "direct" else None
+        self._registry = self._find_registry()
         _, error = attempt(lambda: self._prepare(exchange_of))
         try:
             group.agree(spec.operation, error)
@@ -178,6 +184,8 @@ class Engine:
         # No other rank takes part; the transport is left alone then.
         schedule = self.schedule
         self.alone = not (schedule.sends or schedule.recvs or schedule.puts or schedule.sources)
+        # Whether messages pass, which the host has to drive.
+        self.driven = bool(schedule.sends or schedule.recvs)
         # What arrives in a segment of its own, by message number.
         self._unpack_of = [part.segment for part in self.schedule.recvs]
         self.arguments = arguments_of(spec, self.group.rank)
@@ -192,6 +200,10 @@ class Engine:
         here = nodes[self.group.rank]
         return frozenset(rank for rank in self._registry.reachable if nodes[rank] == here)
 
+    def _find_registry(self) -> Registry | None:
+        """Return who knows the memory of mapped peers, if any may be mapped; collective."""
+        return None
+
     def _device_setup(self) -> None:
         """Make the programs of the schedule."""
         raise NotImplementedError
@@ -200,9 +212,14 @@ class Engine:
         """Describe an array of the plan's device; TypeError if it is none."""
         raise NotImplementedError
 
-    def _program(self, segments: Any, flags: Any = None, max_blocks: int = 0) -> PackProgram:
+    def _program(self, segments: Any, flags: Any = None, max_blocks: int = 0, slots: int = 0) -> PackProgram:
         boxes = compile_copies(segments, self.spec.dtype.itemsize)
-        return PackProgram(self.spec.device, boxes, len(segments), self.schedule.bases.length, flags, max_blocks)
+        return PackProgram(self.spec.device, boxes, len(segments), self._base_count, flags, max_blocks, slots)
+
+    @property
+    def _base_count(self) -> int:
+        """The length of the tables of addresses."""
+        return self.schedule.bases.length
 
     def _connect(self) -> None:
         """Make the transport; collective."""
@@ -244,12 +261,37 @@ class Engine:
         if self._mover is not None:
             self._mover.rebind(*self._parts)
 
+    # --- mapped peers -------------------------------------------------------------------------------------------
+
+    def _places(self, table: AddressTable) -> list[tuple[int, int]] | None:
+        """Return (registration, offset) of each field's destination; None where peers have to use the landing."""
+        if self.spec.inplace or self._registry is None:  # what peers bring must not overwrite what is still to be read
+            return None
+        spec, bases = self.spec, self.schedule.bases
+        nbytes = spec.dst.size(self.group.rank) * spec.dtype.itemsize
+        places = []
+        for field in range(spec.fields):
+            place = self._registry.find(table[bases.dst(field)], nbytes)
+            if place is None:
+                return None
+            places.append(place)
+        return places
+
+    def _landing_places(self) -> list[tuple[int, int]]:
+        """Return (registration, offset) of each field in the landing."""
+        nbytes = self.spec.dst.size(self.group.rank) * self.spec.dtype.itemsize
+        return [(self.workspace.shared[0], field * nbytes) for field in range(self.spec.fields)]
+
+    def register(self, array: Any, what: str) -> None:
+        """Make an array known to the transport; most need nothing. Local or collective."""
+        self.view(array, what)
+
     # --- calls --------------------------------------------------------------------------------------------------
 
     def bind(self, sources: Sequence[int], destinations: Sequence[int], **kept: Any) -> Bound:
         """Return the operation on fields at these addresses; `kept` as for Bound."""
         bases = self.schedule.bases
-        table = AddressTable(bases.length)
+        table = AddressTable(self._base_count)
         for field in range(bases.fields):
             table[bases.src(field)] = sources[field]
             table[bases.dst(field)] = destinations[field]
@@ -281,9 +323,13 @@ class Engine:
 
     # --- running ------------------------------------------------------------------------------------------------
 
-    def start(self, bound: Bound, stream: Any = None, record: Any = None) -> None:
-        """Pack and send, by `record` where there is one; arrays and workspace are in use until the end."""
+    def start(self, bound: Bound, stream: Any = None, record: Any = None, apart: bool = False) -> None:
+        """Pack and send, by `record` where there is one; arrays and workspace are in use until the end.
+
+        `apart`: the caller has other work to do meanwhile.
+        """
         self._check_stream(bound, stream)
+        self._apart = apart
         if record is not None and bound.generation != self.generation:
             self.capture(bound)  # the workspace has moved since
             record = bound.captured

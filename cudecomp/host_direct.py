@@ -23,6 +23,9 @@ class DirectEngine(HostEngine):
     _mapper: Any = None  # until the engine is connected
     _registry: Registry
 
+    def _find_registry(self) -> Registry:
+        return Registry.of(self.group)
+
     def _device_setup(self) -> None:
         self.unpack = self._program(self.schedule.unpack)
         self._unwritten: list[int] = []  # puts that are still to be done, by number
@@ -58,26 +61,9 @@ class DirectEngine(HostEngine):
         self._awaited = list(self.schedule.sources)
         places = self._places(bound.table)
         self._landed = places is None
+        self.stats.landings += self._landed and bool(self.schedule.sources)
         self._mapper.offer(places or self._landing_places())
         super()._begin(bound, stream, record)
-
-    def _places(self, table: Any) -> list[tuple[int, int]] | None:
-        """Return (registration, offset) of each field's destination; None where peers have to use the landing."""
-        if self.spec.inplace:  # what peers bring must not overwrite what this rank has still to read
-            return None
-        spec, bases = self.spec, self.schedule.bases
-        nbytes = spec.dst.size(self.group.rank) * spec.dtype.itemsize
-        places = []
-        for field in range(spec.fields):
-            place = self._registry.find(table[bases.dst(field)], nbytes)
-            if place is None:
-                return None
-            places.append(place)
-        return places
-
-    def _landing_places(self) -> list[tuple[int, int]]:
-        nbytes = self.spec.dst.size(self.group.rank) * self.spec.dtype.itemsize
-        return [(self.workspace.shared[0], field * nbytes) for field in range(self.spec.fields)]
 
     def _write(self) -> bool:
         for number in self._unwritten[:]:

@@ -27,14 +27,19 @@ cdef extern from "pack.h" nogil:
         int32_t device
         const char *(*error_string)(int status) noexcept nogil
         int (*create)(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *flags, int64_t segment_count,
-                      int64_t base_count, int32_t max_blocks, cudecomp_program **program) noexcept nogil
+                      int64_t base_count, int64_t slot_count, int32_t max_blocks,
+                      cudecomp_program **program) noexcept nogil
         int (*destroy)(cudecomp_program *program) noexcept nogil
         int (*run)(cudecomp_program *program, void *const *bases, int64_t first, int64_t last,
                    void *stream) noexcept nogil
         int (*run_list)(cudecomp_program *program, void *const *bases, const int64_t *segments, int64_t count,
                         void *stream) noexcept nogil
+        int (*retain)(void *stream, void *kept, void (*release)(void *kept) noexcept nogil) noexcept nogil
 
     int CUDECOMP_ABI
+
+
+cdef const cudecomp_kernel_table *kernel_table(str device) except NULL
 
 
 cdef class AddressTable:
@@ -50,5 +55,6 @@ cdef class PackProgram:
     cdef readonly Py_ssize_t bases
     cdef readonly str device
 
+    cdef int usable(self, AddressTable table) except -1
     cdef int launch(self, AddressTable table, int64_t first, int64_t last, void *stream) except -1
     cdef int check(self, str call, int status) except -1

@@ -30,7 +30,7 @@ cdef const cudecomp_kernel_table *_open(str device) except NULL:
     return table
 
 
-cdef const cudecomp_kernel_table *_kernels(str device) except NULL:
+cdef const cudecomp_kernel_table *kernel_table(str device) except NULL:
     """Return the kernels of a device, loaded at their first use."""
     global _host, _cuda
     if device == "host":
@@ -87,6 +87,9 @@ cdef class PackProgram:
         Per segment the base and byte offset of its completion counter; a base of -1 means none.
     max_blocks : int
         Bound on the thread blocks of a launch; 0 fills the device.
+    slots : int
+        How many bases follow those of the table that are looked up in device memory while the program runs, in the array
+        of addresses at the last base of the table; what has a null address is left out. CUDA only.
 
     Notes
     -----
@@ -95,8 +98,8 @@ cdef class PackProgram:
     """
 
     def __cinit__(self, str device, list boxes, Py_ssize_t segments, Py_ssize_t bases, flags=None,
-                  int max_blocks=0):
-        self.kernels = _kernels(device)
+                  int max_blocks=0, Py_ssize_t slots=0):
+        self.kernels = kernel_table(device)
         self.device = device
         self.segments = segments
         self.bases = bases
@@ -111,7 +114,7 @@ cdef class PackProgram:
                 _fill(&table[number], box)
             if flags is not None:
                 marks = _flag_table(flags, segments)
-            status = self.kernels.create(table, len(boxes), marks, segments, bases, max_blocks, &self.program)
+            status = self.kernels.create(table, len(boxes), marks, segments, bases, slots, max_blocks, &self.program)
             self.check("create", status)
         finally:
             free(table)
@@ -143,7 +146,7 @@ cdef class PackProgram:
         """Copy the listed segments in the order given; otherwise as `run`."""
         cdef Py_ssize_t count = 0
         cdef int status
-        self._usable(table)
+        self.usable(table)
         if len(segments) > self.segments:
             raise ValueError(f"pack program: {len(segments)} segments listed of a program with {self.segments}")
         for segment in segments:
@@ -154,15 +157,17 @@ cdef class PackProgram:
                                            <void *> stream)
         self.check("run_list", status)
 
-    def _usable(self, AddressTable table):
+    cdef int usable(self, AddressTable table) except -1:
+        """Raise unless the program can be run with a table."""
         if self.program == NULL:
             raise RuntimeError("pack program: it is closed")
         if table.count != self.bases:
             raise ValueError(f"pack program: got {table.count} base addresses, expected {self.bases}")
+        return 0
 
     cdef int launch(self, AddressTable table, int64_t first, int64_t last, void *stream) except -1:
         cdef int status
-        self._usable(table)
+        self.usable(table)
         with nogil:
             status = self.kernels.run(self.program, <void *const *> table.address, first, last, stream)
         return self.check("run", status)
@@ -182,7 +187,7 @@ def free_abandoned():
     cdef uintptr_t program
     while _abandoned:
         program = _abandoned.pop()
-        _kernels("cuda").destroy(<cudecomp_program *> program)
+        kernel_table("cuda").destroy(<cudecomp_program *> program)
 
 
 cdef int _fill(cudecomp_box *target, box) except -1:

@@ -102,7 +102,11 @@ cdef class Plan:
 
     @property
     def stats(self):
-        """Counters since the plan was built, by name: runs, messages sent, captures, evictions, replays (dict)."""
+        """Counters since the plan was built, by name (dict).
+
+        Runs, messages sent, runs whose destination mapped peers could not write to directly (landings), captures,
+        evictions and replays of CUDA graphs.
+        """
         return self._engine.stats.as_dict()
 
     @property
@@ -199,7 +203,7 @@ cdef class Plan:
         made; others pass through the workspace, with one more copy.
         """
         engine = self._engine_open()
-        engine.view(array, f"{engine.spec.operation}.register: array")
+        engine.register(array, f"{engine.spec.operation}.register: array")
         return array
 
     def check(self):
@@ -413,23 +417,39 @@ cdef class Call:
 
 def _build(Plan plan, spec, group, exchange_of):
     """Give a plan the engine of its device; collective."""
+    if spec.backend == "auto" and group.size > 1:
+        direct = direct_or(spec.choice, _registry(group, spec.device).any_reachable)
+        try:
+            if direct.name == "direct":
+                plan._engine = _engine(replace(spec, choice=direct), group, exchange_of)
+                return
+        except OSError as error:  # on all ranks alike: there is too little memory to share
+            spec = replace(spec, choice=spec.choice._replace(why=f"auto: {error}"))
+    plan._engine = _engine(spec, group, exchange_of)
+
+
+def _registry(group, device):
+    """Return which memory ranks can map on a device; collective at the first call."""
+    if device == "host":
+        return Registry.of(group)
+    from cudecomp.cuda.reach import DeviceRegistry
+
+    return DeviceRegistry.of(group)
+
+
+def _engine(spec, group, exchange_of):
+    """Return the engine of a device and transport; collective."""
+    direct = spec.choice.name == "direct"
     if spec.device == "host":
-        if spec.backend == "auto" and group.size > 1:
-            direct = direct_or(spec.choice, Registry.of(group).any_reachable)
-            try:
-                if direct.name == "direct":
-                    plan._engine = DirectEngine(replace(spec, choice=direct), group, exchange_of)
-                    return
-            except OSError as error:  # on all ranks alike: there is too little shared memory
-                spec = replace(spec, choice=spec.choice._replace(why=f"auto: {error}"))
-        engine = DirectEngine if spec.choice.name == "direct" else HostEngine
-        plan._engine = engine(spec, group, exchange_of)
-        return
+        return (DirectEngine if direct else HostEngine)(spec, group, exchange_of)
+    from cudecomp.cuda.direct import CudaDirectEngine
     from cudecomp.cuda.engine import CudaEngine
 
-    if spec.choice.name != "local":
+    if direct and spec.nodes is None and _registry(group, "cuda").all_reachable:
+        spec = replace(spec, choice=spec.choice._replace(device_buffers=True))  # there are no messages to stage
+    elif spec.choice.name != "local":
         spec = replace(spec, choice=with_awareness(spec.choice, *group.cuda_aware()))
-    plan._engine = CudaEngine(spec, group, exchange_of)
+    return (CudaDirectEngine if direct else CudaEngine)(spec, group, exchange_of)
 
 
 def _bound_call(engine, src, dst):

@@ -9,18 +9,45 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
+from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, Self
 
 from .comm import attempt
-from .flags import load, store
-from .shm import Segment
+from .shm import Segment as HostSegment
+
+
+class Segment(Protocol):
+    """Memory that processes of one host share: `shm.Segment`, `cuda.ipc.Segment`."""
+
+    address: int
+    nbytes: int
+    offer: Any  # what `attach` takes in another process
+    memory: Any  # what must live as long as another process maps it
+
+    @classmethod
+    def create(cls, nbytes: int) -> Segment:
+        """Make a segment of zeros."""
+
+    @classmethod
+    def attach(cls, offer: Any, nbytes: int) -> Segment:
+        """Map a segment of another process."""
+
+    def withdraw(self) -> None:
+        """Note that everybody has it mapped."""
+
+    def store(self, index: int, value: int) -> None:
+        """Write a 64-bit word."""
+
+    def load(self, index: int) -> int:
+        """Read a 64-bit word."""
 
 
 class Registry:
-    """The shared memory of the ranks of a communicator, by rank and number.
+    """The shared memory of the ranks of a communicator on one device, by rank and number.
 
-    Numbers count registrations, the same on all ranks. Build it with `Registry.of`, collective at the first call.
+    Numbers are the same on all ranks; one that all ranks have given up is used again. Build it with `Registry.of`,
+    collective at the first call.
 
     Attributes
     ----------
@@ -28,28 +55,33 @@ class Registry:
         The ranks whose memory this process can address and that can address its memory, itself included.
     place : dict of int to int
         The position of each rank of this host among them; the same on all of them.
-    any_reachable : bool
-        Whether any two ranks can address each other's memory; the same on all ranks.
+    any_reachable, all_reachable : bool
+        Whether any two ranks can address each other's memory, and whether all can; the same on all ranks.
     """
+
+    device = "host"
+    segments: type[Segment] = HostSegment
 
     def __init__(self, group: Any):
         self.group = group
         here = group.nodes[group.rank]
         self.place = {rank: i for i, rank in enumerate(r for r, node in enumerate(group.nodes) if node == here)}
-        self._mine: dict[int, weakref.ref[Segment]] = {}
+        self._mine: dict[int, tuple[weakref.ref[Segment], Any]] = {}  # and what their peers still map
         self._starts: list[tuple[int, int]] = []  # (address, number) of `_mine`, sorted
         self._theirs: dict[tuple[int, int], Segment] = {}
         self._count = 0
+        self._given_up: Counter[int] = Counter()  # by how many ranks, by number
+        self._spare: list[int] = []  # numbers to be used again
         self.reachable = self._try_out()
 
     @classmethod
-    def of(cls, group: Any) -> Registry:
-        """Return the registry of a communicator; collective at the first call."""
-        if group.registry is None:
-            group.registry = cls(group)
-        return group.registry
+    def of(cls, group: Any) -> Self:
+        """Return the registry of a communicator for this class's device; collective at the first call."""
+        if cls.device not in group.registries:
+            group.registries[cls.device] = cls(group)
+        return group.registries[cls.device]
 
-    def register(self, nbytes: int) -> tuple[int, Segment]:
+    def register(self, nbytes: int) -> tuple[int, Any]:
         """Make shared memory of `nbytes`, zeroed, that reachable ranks have mapped on return.
 
         Collective; `nbytes` may differ between ranks. Returns the number of the registration and this rank's segment,
@@ -60,39 +92,57 @@ class Registry:
         OSError
             The memory is not there, or cannot be mapped, on any rank; the same on all ranks.
         """
-        segment, error = attempt(lambda: Segment.create(nbytes))
-        path = segment.path if segment else ""
-        gone = [number for number, ref in self._mine.items() if ref() is None]
-        offers = self.group.mpi.allgather((path, nbytes, gone))
+        return self.admit(*attempt(lambda: self.segments.create(nbytes)))
+
+    def admit(self, segment: Any, error: Exception | None = None) -> tuple[int, Any]:
+        """Have reachable ranks map a segment of this one; otherwise as `register`.
+
+        `error` says why this rank has none; it is raised on all ranks.
+        """
+        gone = [number for number, (ref, _) in self._mine.items() if ref() is None]
+        offers = self.group.mpi.allgather((segment.offer, segment.nbytes, gone) if segment else (None, 0, gone))
+        self._unmap(offers)
+        number = self._spare[-1] if self._spare else self._count
         if error is None:
-            _, error = attempt(lambda: self._map(offers))
+            _, error = attempt(lambda: self._map(number, offers))
         try:
             self.group.agree("shared memory", error)
         except BaseException:
             for rank in self.reachable:  # what other ranks did get must not stay occupied by this one
-                self._theirs.pop((rank, self._count), None)
+                self._theirs.pop((rank, number), None)
             raise
         finally:
             if segment:
-                segment.unlink()
-        for number in gone:
-            del self._mine[number]
-        self._mine[self._count] = weakref.ref(segment)
-        held = ((ref(), number) for number, ref in self._mine.items())
+                segment.withdraw()
+            for one in gone:  # no peer maps it any more
+                del self._mine[one]
+        if self._spare:
+            self._spare.pop()
+        else:
+            self._count += 1
+        self._mine[number] = weakref.ref(segment), segment.memory
+        held = ((ref(), number) for number, (ref, _) in self._mine.items())
         self._starts = sorted((one.address, number) for one, number in held if one)
-        self._count += 1
-        return self._count - 1, segment
+        return number, segment
 
-    def _map(self, offers: list[tuple[str, int, list[int]]]) -> None:
-        """Map what the ranks within reach offer, and drop what they have given up."""
+    def _map(self, number: int, offers: list[tuple[Any, int, list[int]]]) -> None:
+        """Map what the ranks within reach offer."""
         for rank in self.reachable - {self.group.rank}:
-            path, nbytes, gone = offers[rank]
-            if path:
-                self._theirs[rank, self._count] = Segment.attach(path, nbytes)
+            offer, nbytes, _ = offers[rank]
+            if offer is not None:
+                self._theirs[rank, number] = self.segments.attach(offer, nbytes)
+
+    def _unmap(self, offers: list[tuple[Any, int, list[int]]]) -> None:
+        """Drop the mappings of what ranks have given up."""
+        for rank, (_, _, gone) in enumerate(offers):
+            self._given_up.update(gone)
             for number in gone:
                 self._theirs.pop((rank, number), None)
+        for number in [n for n, ranks in self._given_up.items() if ranks == self.group.size]:
+            del self._given_up[number]
+            self._spare.append(number)
 
-    def mapped(self, rank: int, number: int) -> Segment:
+    def mapped(self, rank: int, number: int) -> Any:
         """Return a segment of another rank; it stays mapped as long as it is held, whatever its owner does."""
         return self._theirs[rank, number]
 
@@ -105,7 +155,7 @@ class Registry:
         at = bisect_right(self._starts, (address, self._count))
         if at:  # the last one that starts no later; segments that are held do not overlap
             start, number = self._starts[at - 1]
-            segment = self._mine[number]()
+            segment = self._mine[number][0]()
             if segment and address + nbytes <= start + segment.nbytes:
                 return number, address - start
         return None
@@ -113,20 +163,24 @@ class Registry:
     def _try_out(self) -> frozenset[int]:
         """Return the ranks that can be reached and that reach this one; collective."""
         mpi, rank = self.group.mpi, self.group.rank
-        segment, _ = attempt(lambda: Segment.create(8 * len(self.place)))
-        paths = mpi.allgather(segment.path if segment else "")
+        segment, _ = attempt(lambda: self.segments.create(8 * len(self.place)))
+        offers = mpi.allgather(segment.offer if segment else None)
+        theirs = []
         for peer in self.place:
-            if peer != rank and paths[peer]:
-                theirs, _ = attempt(partial(Segment.attach, paths[peer], 8 * len(self.place)))
-                if theirs:
-                    store(theirs.address + 8 * self.place[rank], rank + 1)
+            if peer != rank and offers[peer] is not None:
+                found, _ = attempt(partial(self.segments.attach, offers[peer], 8 * len(self.place)))
+                if found and attempt(partial(found.store, self.place[rank], rank + 1))[1] is None:
+                    theirs.append(found)
         mpi.Barrier()
         heard = set()
         if segment:
-            heard = {peer for peer, i in self.place.items() if load(segment.address + 8 * i) == peer + 1}
+            heard = {peer for peer, i in self.place.items() if segment.load(i) == peer + 1}
+        del theirs  # mapped until their owners have read, and no longer than these live
         everyone = mpi.allgather(heard)
         if segment:
-            segment.unlink()
-        pairs = ((one, other) for one, heard in enumerate(everyone) for other in heard if other != one)
-        self.any_reachable = any(one in everyone[other] for one, other in pairs)
+            segment.withdraw()
+        pairs = {(one, other) for one, heard in enumerate(everyone) for other in heard if other != one}
+        mutual = {pair for pair in pairs if pair[::-1] in pairs}
+        self.any_reachable = bool(pairs)
+        self.all_reachable = len(mutual) == len(everyone) * (len(everyone) - 1)
         return frozenset({peer for peer in heard if rank in everyone[peer]} | {rank})

@@ -23,8 +23,9 @@ ALIGNMENT = 256
 class Bases(NamedTuple):
     """The numbering of base addresses.
 
-    `fields` sources, `fields` destinations, send and receive workspace, flags, the landing, and for each of `mapped`
-    peers its destination arrays and its flags.
+    `fields` sources, `fields` destinations, send and receive workspace, flags, the landing, the slots, and for each of
+    `mapped` peers its destination arrays and its flags. A run knows the `fixed` ones when it starts; a GPU finds those
+    of the peers in its slots.
     """
 
     fields: int
@@ -58,9 +59,19 @@ class Bases(NamedTuple):
         """The base of the workspace that peers write into, laid out as the destination arrays, field after field."""
         return 2 * self.fields + 3
 
+    @property
+    def slots(self) -> int:
+        """The base of the addresses that a GPU looks up while it runs: those of the mapped peers, in this order."""
+        return 2 * self.fields + 4
+
+    @property
+    def fixed(self) -> int:
+        """The number of bases without those of the mapped peers, which follow."""
+        return self.slots + 1
+
     def peer(self, number: int, field: int) -> int:
         """Return the base of a mapped peer's destination array of a field."""
-        return 2 * self.fields + 4 + number * (self.fields + 1) + field
+        return self.fixed + number * (self.fields + 1) + field
 
     def peer_flags(self, number: int) -> int:
         """Return the base of a mapped peer's flags."""

@@ -12,6 +12,7 @@ import os
 import secrets
 from typing import Any
 
+from .flags import load, store
 from .mapping import Mapping
 
 FOLDER = "/dev/shm"
@@ -21,10 +22,21 @@ class Segment:
     """Shared memory mapped into this process; NumPy arrays made of it (`numpy.asarray`) keep it mapped.
 
     Made by `Segment.create` in one process and `Segment.attach` in others.
+
+    Attributes
+    ----------
+    address, nbytes : int
+        Where it lies in this process.
+    offer : str
+        What `attach` takes, in another process.
+    memory : None
+        What must live as long as another process maps it: nothing, the system takes care of it.
     """
 
+    memory = None
+
     def __init__(self, path: str, file: int, nbytes: int):
-        self.path = path
+        self.offer = path
         self.nbytes = nbytes
         self._map = Mapping(file, max(nbytes, 1))
         self.address: int = self._map.address
@@ -49,18 +61,26 @@ class Segment:
             os.close(file)
 
     @classmethod
-    def attach(cls, path: str, nbytes: int) -> Segment:
+    def attach(cls, offer: str, nbytes: int) -> Segment:
         """Map a segment that another process of this host has made."""
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        file = os.open(offer, os.O_RDWR | os.O_CLOEXEC)
         try:
-            return cls(path, file, nbytes)
+            return cls(offer, file, nbytes)
         finally:
             os.close(file)
 
-    def unlink(self) -> None:
-        """Remove the name; the memory lives as long as it is mapped somewhere."""
+    def withdraw(self) -> None:
+        """Remove the name, nobody else will map it; the memory lives as long as it is mapped somewhere."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+            os.unlink(self.offer)
+
+    def store(self, index: int, value: int) -> None:
+        """Write a 64-bit word of it, with release."""
+        store(self.address + 8 * index, value)
+
+    def load(self, index: int) -> int:
+        """Read a 64-bit word of it, with acquire."""
+        return load(self.address + 8 * index)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Spec:
     @property
     def staged(self) -> bool:
         """Whether messages between device arrays pass through pinned host memory."""
-        return self.device == "cuda" and self.choice.name.startswith("mpi") and not self.choice.device_buffers
+        return self.device == "cuda" and self.choice.name != "local" and not self.choice.device_buffers
 
     @property
     def zero_copy(self) -> bool:

@@ -99,6 +99,8 @@ class Workspace:
             registry.group.agree("Workspace", attempt(self._refuse_growth)[1])
             held = 0 if self.shared is None else self.shared[1].nbytes
             self.shared = registry.register(max(nbytes, held))
+            for tenant in list(self._tenants):
+                tenant.rebind()
 
     def _refuse_growth(self) -> None:
         """Raise while an operation is pending: it has told peers, and its copies, where the memory is."""

@@ -66,6 +66,7 @@ struct Launch {
     Range ranges[kRanges];
     Tables tables;
     int32_t range_count;
+    int32_t base_count;
     uint32_t tiles;
 };
 using SmallLaunch = Launch<16, 8>;
@@ -112,11 +113,27 @@ __device__ uint32_t program_tile(const Range *ranges, int count, uint32_t ticket
     }
 }
 
+// A base address: from the arguments, or from a slot in device memory, which earlier work on the stream has filled.
+template <typename Arguments>
+__device__ char *base_at(const Arguments &launch, int32_t number) {
+    if (number < launch.base_count) return launch.bases[number];
+    char *const *slots = reinterpret_cast<char *const *>(launch.bases[launch.base_count - 1]);
+    return slots[number - launch.base_count];
+}
+
 // Fill in the addresses and extents of tile `t` of job.piece.
-__device__ void aim(Job &job, char *const *bases, uint32_t t) {
+template <typename Arguments>
+__device__ void aim(Job &job, const Arguments &launch, uint32_t t) {
     const Piece &piece = job.piece;
-    const char *src = bases[piece.src_base];
-    char *dst = bases[piece.dst_base];
+    const char *src = base_at(launch, piece.src_base);
+    char *dst = base_at(launch, piece.dst_base);
+    if (!src || !dst) {  // nobody takes these bytes: a tile without any
+        job.kind = kLine;
+        job.segment = piece.segment;
+        job.width = 16;
+        job.first = job.last = 0;
+        return;
+    }
     const uint32_t bits = piece.align | uint32_t(uintptr_t(src) & 15) | uint32_t(uintptr_t(dst) & 15);
     job.width = uint8_t(bits & (0u - bits));
     job.kind = piece.kind;
@@ -178,7 +195,7 @@ __device__ bool prepare(const Arguments &launch, Job &job, uint32_t ticket, uint
     for (uint32_t i = lane; i < sizeof(Piece) / sizeof(uint32_t); i += kWarp)
         reinterpret_cast<uint32_t *>(&job.piece)[i] = words[i];
     __syncwarp();
-    if (lane == 0) aim(job, launch.bases, tile - job.piece.first_tile);
+    if (lane == 0) aim(job, launch, tile - job.piece.first_tile);
     return true;
 }
 
@@ -203,7 +220,7 @@ __device__ void complete(Segment &segment, uint32_t tiles, char *flag) {
     const uint32_t of = segment.tiles;
     const unsigned long long done = count_release(&segment.done, tiles) + tiles;
     const unsigned long long runs = of == 1 ? done : done / of;
-    if (runs * of == done) raise_flag(flag, runs);
+    if (runs * of == done && flag) raise_flag(flag, runs);
 }
 
 // Tiles of one segment that follow each other in a block are counted together: the barrier that ends one tile also says
@@ -215,11 +232,11 @@ __device__ void complete_tiles(const Arguments &launch, const Job *jobs) {
     for (int slot = 0, index; (index = jobs[slot].segment) >= 0; slot ^= 1) {
         Segment &segment = launch.tables.segments[index];
         const int32_t base = segment.flag_base;
-        char *flag = base < 0 ? nullptr : launch.bases[base] + segment.flag_offset;
+        char *flag = base < 0 ? nullptr : base_at(launch, base);
         wait_barrier(kTile, kThreads);
         ++tiles;
         if (jobs[slot ^ 1].segment == index) continue;
-        if (flag && threadIdx.x % kWarp == 0) complete(segment, tiles, flag);
+        if (base >= 0 && threadIdx.x % kWarp == 0) complete(segment, tiles, flag ? flag + segment.flag_offset : nullptr);
         tiles = 0;
     }
 }
@@ -361,6 +378,7 @@ cudaError_t start(const cudecomp_program &program, void *const *bases, const Ran
     for (int64_t i = 0; i < program.base_count; ++i) launch.bases[i] = static_cast<char *>(bases[i]);
     for (int i = 0; i < count; ++i) launch.ranges[i] = ranges[i];
     launch.tables = program.tables;
+    launch.base_count = int32_t(program.base_count);
     launch.range_count = count;
     launch.tiles = ranges[count - 1].end;
     const unsigned blocks = launch.tiles < unsigned(program.blocks) ? launch.tiles : unsigned(program.blocks);
@@ -377,9 +395,9 @@ int launch_ranges(const cudecomp_program &program, void *const *bases, const Ran
 }
 
 int build(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *flags, int64_t segment_count,
-          int64_t base_count, int32_t max_blocks, cudecomp_program &program) {
+          int64_t base_count, int64_t slot_count, int32_t max_blocks, cudecomp_program &program) {
     Draft draft;
-    int status = draft_program(boxes, box_count, flags, segment_count, base_count, draft);
+    int status = draft_program(boxes, box_count, flags, segment_count, base_count + slot_count, draft);
     if (status != 0) return status;
     int small = 0, large = 0;
     cudaError_t error = resident_blocks<SmallLaunch>(&small);
@@ -408,17 +426,18 @@ int finish(int status) {
 }
 
 int create(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *flags, int64_t segment_count,
-           int64_t base_count, int32_t max_blocks, cudecomp_program **program) {
+           int64_t base_count, int64_t slot_count, int32_t max_blocks, cudecomp_program **program) {
     if (!program) return CUDECOMP_INVALID;
     *program = nullptr;
     const bool counts = box_count >= 0 && segment_count >= 0 && segment_count < kMostTiles && base_count >= 0 &&
-                        base_count <= LargeLaunch::kMostBases && max_blocks >= 0;
+                        base_count <= LargeLaunch::kMostBases && slot_count >= 0 && slot_count < kMostTiles &&
+                        (slot_count == 0 || base_count > 0) && max_blocks >= 0;
     if (!counts || (box_count > 0 && !boxes)) return CUDECOMP_INVALID;
     cudecomp_program *made = new (std::nothrow) cudecomp_program{};
     if (!made) return CUDECOMP_NO_MEMORY;
     int status;
     try {
-        status = build(boxes, box_count, flags, segment_count, base_count, max_blocks, *made);
+        status = build(boxes, box_count, flags, segment_count, base_count, slot_count, max_blocks, *made);
     } catch (const std::bad_alloc &) {
         status = CUDECOMP_NO_MEMORY;
     }
@@ -462,6 +481,24 @@ int run_list(cudecomp_program *program, void *const *bases, const int64_t *segme
     return finish(status != 0 ? status : launch_ranges(*program, bases, ranges, filled, stream));
 }
 
+int retain(void *stream, void *kept, void (*release)(void *)) {
+    cudaStreamCaptureStatus capturing;
+    cudaGraph_t graph = nullptr;
+    cudaUserObject_t object;
+#if CUDART_VERSION >= 13000
+    cudaError_t error = cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &capturing, nullptr, &graph);
+#else
+    cudaError_t error = cudaStreamGetCaptureInfo_v2(static_cast<cudaStream_t>(stream), &capturing, nullptr, &graph);
+#endif
+    if (error == cudaSuccess && capturing != cudaStreamCaptureStatusActive) error = cudaErrorIllegalState;
+    if (error == cudaSuccess) error = cudaUserObjectCreate(&object, kept, release, 1, cudaUserObjectNoDestructorSync);
+    if (error == cudaSuccess) {
+        error = cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
+        if (error != cudaSuccess) cudaUserObjectRelease(object, 1);
+    }
+    return finish(error);
+}
+
 const char *error_string(int status) {
     switch (status) {
         case CUDECOMP_INVALID: return "an argument is out of its range";
@@ -476,6 +513,6 @@ const char *error_string(int status) {
 extern "C" __attribute__((visibility("default"))) const cudecomp_kernel_table *cudecomp_kernels(void) {
     static const cudecomp_kernel_table table = {CUDECOMP_ABI,      CUDECOMP_DEVICE_CUDA, cudecomp::error_string,
                                                 cudecomp::create,  cudecomp::destroy,    cudecomp::run,
-                                                cudecomp::run_list};
+                                                cudecomp::run_list, cudecomp::retain};
     return &table;
 }

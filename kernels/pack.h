@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define CUDECOMP_ABI 1
+#define CUDECOMP_ABI 2
 #define CUDECOMP_DIMS 4
 
 enum {
@@ -61,11 +61,15 @@ typedef struct {
     /* The text of a status that a function of this table returned; static storage. */
     const char *(*error_string)(int status);
 
-    /* Compile `boxes` into a program for the current device. `flags` has one entry per segment, or is NULL. `bases` is
-     * the length of the table that run will be given. `max_blocks` bounds the thread blocks of a launch (0: as many as
-     * fill the device; ignored on the host). May allocate and synchronise. */
+    /* Compile `boxes` into a program for the current device. `flags` has one entry per segment, or is NULL. `base_count`
+     * is the length of the table that run will be given. `max_blocks` bounds the thread blocks of a launch (0: as many
+     * as fill the device; ignored on the host). May allocate and synchronise.
+     *
+     * Slots are bases that earlier work on the device decides about: base number base_count + i, for i < slot_count, is
+     * the address in word i of the array of addresses at the last entry of the table, read while the program runs. A
+     * box whose slot is null is left out, and so is a flag. CUDA only; on the host slot_count is 0. */
     int (*create)(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *flags, int64_t segment_count,
-                  int64_t base_count, int32_t max_blocks, cudecomp_program **program);
+                  int64_t base_count, int64_t slot_count, int32_t max_blocks, cudecomp_program **program);
 
     /* Free a program that no launched or captured work uses any more. NULL is allowed. May synchronise. */
     int (*destroy)(cudecomp_program *program);
@@ -78,6 +82,10 @@ typedef struct {
     /* The same for the listed segments, in the order listed. CUDA: as few launches as the parameter space allows. */
     int (*run_list)(cudecomp_program *program, void *const *bases, const int64_t *segments, int64_t count,
                     void *stream);
+
+    /* Have the graph that `stream` is being captured into, and all that is made of it, hold an object: afterwards
+     * release(kept) is called, on any thread; it may call no CUDA function. CUDA only, NULL on the host. */
+    int (*retain)(void *stream, void *kept, void (*release)(void *kept));
 } cudecomp_kernel_table;
 
 const cudecomp_kernel_table *cudecomp_kernels(void);

@@ -290,8 +290,8 @@ bool valid_flag(const cudecomp_flag &flag, int64_t base_count) {
 }
 
 bool valid_program(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *flags, int64_t segment_count,
-                   int64_t base_count, int32_t max_blocks) {
-    if (box_count < 0 || segment_count < 0 || base_count < 0 || max_blocks < 0) return false;
+                   int64_t base_count, int64_t slot_count, int32_t max_blocks) {
+    if (box_count < 0 || segment_count < 0 || base_count < 0 || slot_count != 0 || max_blocks < 0) return false;
     if (box_count > 0 && boxes == nullptr) return false;
     for (int64_t i = 0; i < box_count; ++i) {
         if (!valid_box(boxes[i], segment_count, base_count)) return false;
@@ -334,10 +334,11 @@ bool valid_run(const cudecomp_program *program, void *const *bases, void *stream
 }
 
 int create(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *flags, int64_t segment_count,
-           int64_t base_count, int32_t max_blocks, cudecomp_program **program) {
+           int64_t base_count, int64_t slot_count, int32_t max_blocks, cudecomp_program **program) {
     if (program == nullptr) return CUDECOMP_INVALID;
     *program = nullptr;
-    if (!valid_program(boxes, box_count, flags, segment_count, base_count, max_blocks)) return CUDECOMP_INVALID;
+    if (!valid_program(boxes, box_count, flags, segment_count, base_count, slot_count, max_blocks))
+        return CUDECOMP_INVALID;
     try {
         auto made = std::make_unique<cudecomp_program>();
         made->base_count = base_count;
@@ -395,6 +396,6 @@ const char *error_string(int status) {
 
 extern "C" __attribute__((visibility("default"))) const cudecomp_kernel_table *cudecomp_kernels(void) {
     static const cudecomp_kernel_table table = {CUDECOMP_ABI, CUDECOMP_DEVICE_HOST, error_string, create, destroy, run,
-                                                run_list};
+                                                run_list,    nullptr};
     return &table;
 }

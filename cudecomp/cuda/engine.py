@@ -12,9 +12,9 @@ from typing import Any
 from ..array import ArrayView
 from ..engine import Bound, Engine
 from .arrays import LEGACY_STREAM, device_view, stream_address
-from .graph import Graph, GraphCache, launch_singles
+from .graph import Graph, GraphCache, PackStep, Step, Work
 from .memory import PinnedMemory, free_abandoned
-from .runtime import Event, Flags, Stream, current_device, is_capturing
+from .runtime import Event, Flags, Stream, current_device, is_capturing, keep_for_graph
 
 # Thread blocks that saturate the link to the host; more would only take the device from other work.
 STAGED_BLOCKS = 16
@@ -27,9 +27,6 @@ EVENTS_AT_ONCE = 8
 
 # Polls between two looks at whether the device has failed.
 POLLS = 1000
-
-# Programs that were run within a capture of the caller's: that graph may outlive the plan, so they are kept.
-_in_callers_graphs: list[Any] = []
 
 
 class CudaEngine(Engine):
@@ -44,24 +41,29 @@ class CudaEngine(Engine):
         self._singles = 0 if launch == "fused" else self._messages
         self._events = [Event() for _ in range(self._messages)] if launch == "per_peer_events" else []
         self._stream, self._ready, self._complete = Stream(), Event(), Event()
-        self._kept = False
+        self._target = 0  # the stream that the operation was put onto
         self._graphs = GraphCache(CACHED_GRAPHS)
         self._done = self._polls = 0
+        self._flags = Flags(PinnedMemory(8 * self._messages), self._messages)
         self._make_programs()
 
     def _make_programs(self) -> None:
+        """Compile the schedule: messages cross a link where they are staged, what stays on the rank never does."""
         schedule, messages = self.schedule, self._messages
-        staged = self.spec.staged and not self.alone
-        blocks = STAGED_BLOCKS if staged else 0
-        self._flags = Flags(PinnedMemory(8 * messages), messages)
-        # What stays on this rank does not cross the link: staged, it gets a program, and the whole device, of its own.
-        packed = schedule.pack[:messages] if staged else schedule.pack
-        flags = None
-        if not self._events:
-            flags = [(schedule.bases.flags, 8 * i) for i in range(messages)] + [(-1, 0)] * (len(packed) - messages)
-        self.pack = self._program(packed, flags, blocks)
-        self.local = self._program(schedule.pack[messages:]) if staged else None
+        blocks = STAGED_BLOCKS if self.spec.staged and self.driven else 0
+        flags = None if self._events else [(schedule.bases.flags, 8 * i) for i in range(messages)]
+        self.pack = self._program(schedule.pack[:messages], flags, blocks)
         self.unpack = self._program(schedule.unpack, max_blocks=blocks)
+        self._make_local()
+
+    def _make_local(self) -> None:
+        """Compile what follows the messages; mapped peers have to be known for it."""
+        self.local = self._program(self.schedule.pack[self._messages :])
+
+    @property
+    def _base_count(self) -> int:
+        """The length of the tables of addresses: those of mapped peers are looked up on the device."""
+        return self.schedule.bases.fixed
 
     def view(self, array: Any, what: str) -> ArrayView:
         """Describe an array in the memory of the plan's device."""
@@ -70,12 +72,34 @@ class CudaEngine(Engine):
     @property
     def capturable(self) -> bool:
         """Whether a capture holds the whole operation: MPI is driven by the host."""
-        return self.alone
+        return not self.driven
+
+    # --- device work --------------------------------------------------------------------------------------------
+
+    def _work(self, bound: Bound) -> Work:
+        """Return the device's part of an operation, up to the unpacking of messages; made once per call."""
+        if bound.work is None or bound.work_generation != self.generation:
+            self._fill(bound.table)
+            bound.work, bound.work_generation = Work(self._steps(bound)), self.generation
+        return bound.work
+
+    def _steps(self, bound: Bound) -> list[Step]:
+        """Return what the device does, in order."""
+        return [*self._message_steps(bound), PackStep(self.local, bound.table), *self._own_steps(bound)]
+
+    def _message_steps(self, bound: Bound) -> list[Step]:
+        if not self._messages:
+            return []
+        return [PackStep(self.pack, bound.table, singles=self._singles, events=self._events)]
+
+    def _own_steps(self, bound: Bound) -> list[Step]:
+        """In place, the items that stay on this rank go through the workspace."""
+        return [PackStep(self.unpack, bound.table, *self.schedule.own_unpack)] if self.spec.inplace else []
 
     # --- graphs -------------------------------------------------------------------------------------------------
 
     def _record(self, bound: Bound) -> Graph:
-        return Graph(self.pack, bound.table, self._singles, self._events)
+        return Graph(self._work(bound))
 
     def _cached(self, bound: Bound) -> Graph:
         """Return the graph of an automatic capture."""
@@ -117,67 +141,53 @@ class CudaEngine(Engine):
             )
 
     def _begin(self, bound: Bound, stream: Any, record: Any) -> None:
-        if self.alone:
-            self._begin_alone(bound, record)
-            return
-        own = self._stream.address
-        self._ready.record(self._caller)
-        self._ready.order(own)
-        self._join(bound, own)
-        self._wait_for_workspace()
+        own = self.driven or self._apart  # on the plan's own stream, beside other work of the caller's
+        self._target = self._stream.address if own else self._caller
+        if own:
+            self._ready.record(self._caller)
+            self._ready.order(self._target)
+        if not self._captured:
+            self._join(bound)
+        if self.driven:
+            self._post(bound)
+        self._launch(bound, None if self._captured else record)
+
+    def _post(self, bound: Bound) -> None:
+        """Make receives ready: MPI knows no streams, what it reads and writes must be ready now."""
+        if self.workspace.last_use is not None:
+            self.workspace.last_use.synchronize()  # what the last unpack reads is where messages will arrive
         if self._in_array:
-            self._ready.synchronize()  # MPI knows no streams: what it reads and writes must be ready now
+            self._ready.synchronize()
         self._mover.post(bound.table)
         self._flags.begin()
         self._done = 0
-        self._launch(bound, record, own)
-        if self.local is not None:
-            self.local.run(bound.table, stream=own)
-        if self.spec.inplace:
-            self.unpack.run(bound.table, sum(segment >= 0 for segment in self._unpack_of), stream=own)
 
-    def _begin_alone(self, bound: Bound, record: Any) -> None:
-        """No other rank takes part: everything goes onto the caller's stream, and nothing is waited for."""
-        if self._captured:
-            record = None
-            self._keep_for_callers_graph()
-        else:
-            self._join(bound, self._caller)
-            for event in {self._complete, self.workspace.last_use}:
-                if event is not None:
-                    event.order(self._caller)  # program and workspace serve one run at a time, whatever the streams
-        self._launch(bound, record, self._caller)
-        if self.spec.inplace:
-            self.unpack.run(bound.table, stream=self._caller)
-
-    def _wait_for_workspace(self) -> None:
-        """Block until the last unpack from the workspace is done: what it reads is where messages will arrive."""
-        if self.workspace.last_use is not None:
-            self.workspace.last_use.synchronize()
-
-    def _keep_for_callers_graph(self) -> None:
-        if not self._kept:
-            _in_callers_graphs.append((self.pack, self.unpack, self._flags, self.workspace.memory(self.spec.memory)))
-            self._kept = True
-
-    def _join(self, bound: Bound, stream: int) -> None:
-        """Order a stream after the streams that the arrays say they are in use on."""
+    def _join(self, bound: Bound) -> None:
+        """Order an operation after the streams that the arrays export, the plan's last one, and its workspace's."""
         for other in bound.streams:
             if other != self._caller:
                 self._ready.record(other)
-                self._ready.order(stream)
+                self._ready.order(self._target)
+        for event in {self._complete, self.workspace.last_use}:
+            if event is not None:
+                event.order(self._target)
 
-    def _launch(self, bound: Bound, record: Any, stream: int) -> None:
-        """Launch the pack program: from a record, from the cache, or plainly."""
+    def _launch(self, bound: Bound, record: Any) -> None:
+        """Launch the device's work: a record, one from the cache, or plainly."""
         if record is None and self.spec.graphs and not self._captured:
             record = self._cached(bound)
             self.stats.replays += 1
         if record is not None:
-            record.launch(stream)
-        elif self._singles:
-            launch_singles(self.pack, bound.table, self._singles, self._events, stream)
-        else:
-            self.pack.run(bound.table, stream=stream)
+            record.launch(self._target)
+            return
+        work = self._work(bound)
+        work.launch(self._target)
+        if self._captured:  # the caller's graph may outlive the plan
+            keep_for_graph(self._target, (work, *self._in_use()))
+
+    def _in_use(self) -> tuple[Any, ...]:
+        """Return what device work needs beside its programs."""
+        return self._flags, self.workspace.memory(self.spec.memory)
 
     def _advance(self) -> None:
         """Send the messages that are packed by now; all together where the transport wants them so."""
@@ -206,14 +216,14 @@ class CudaEngine(Engine):
         self.unpack.run_list(self._bound.table, segments, self._stream.address)
 
     def _finish(self) -> None:
-        if self._captured:
-            return
-        if self.alone:
-            self._complete.record(self._caller)
-        else:
-            self._complete.record(self._stream.address)
-            self._complete.order(self._caller)
-        self.workspace.last_use = self._complete
+        """Let later work of the caller's stream see the result; nothing is waited for here."""
+        complete = Event() if self._captured else self._complete
+        if not self._captured or self._target != self._caller:
+            complete.record(self._target)
+        if self._target != self._caller:
+            complete.order(self._caller)
+        if not self._captured:
+            self.workspace.last_use = complete
 
     def _release(self) -> None:
         self.forget()

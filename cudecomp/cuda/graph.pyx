@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3
-"""Owns CUDA graphs of pack programs: recording, launching, and a bounded cache; knows nothing of peers or messages."""
+"""Owns device work as lists of steps: launched at once, or recorded as a CUDA graph; knows nothing of peers or messages.
 
-from libc.stdint cimport int64_t, uintptr_t
+A step is a C function and its argument, so that a whole list is issued in one section without the GIL: no other code of
+this thread gets in between, which could break a capture.
+"""
+
+from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
 from collections import OrderedDict
@@ -13,87 +17,160 @@ from cudecomp.cuda.runtime cimport check, Event, Stream
 from cudecomp.pack cimport AddressTable, PackProgram
 
 
-cdef rt.cudaError_t _pack(PackProgram program, void **bases, int64_t first, int64_t last, rt.cudaEvent_t *events,
-                          Py_ssize_t event_count, rt.cudaStream_t stream, int *kernel_status) noexcept nogil:
-    """Launch the segments first <= s < last one by one, each followed by its event, then the rest at once."""
-    cdef rt.cudaError_t status
+cdef class Step:
+    """Something that can be put onto a stream. Subclasses set `issue` and `argument`, and name failures in `fail`."""
+
+    cdef int fail(self, int status) except -1:
+        raise NotImplementedError
+
+
+cdef int _issue_pack(void *argument, void *stream, bint capturing) noexcept nogil:
+    """Launch the segments first <= s < singles one by one, each followed by its event, then the rest at once."""
+    cdef PackArguments *pack = <PackArguments *> argument
+    cdef int status
     cdef int64_t s
-    for s in range(first, last):
-        kernel_status[0] = program.kernels.run(program.program, <void *const *> bases, s, s + 1, stream)
-        if kernel_status[0] != 0:
-            return rt.cudaSuccess
-        if s - first < event_count:
-            status = rt.cudaEventRecordWithFlags(events[s - first], stream, rt.cudaEventRecordExternal)
-            if status != rt.cudaSuccess:
-                return status
-    if last < program.segments:
-        kernel_status[0] = program.kernels.run(program.program, <void *const *> bases, last, program.segments, stream)
-    return rt.cudaSuccess
+    cdef unsigned int flags = rt.cudaEventRecordExternal if capturing else rt.cudaEventRecordDefault
+    for s in range(pack.first, pack.singles):
+        status = pack.kernels.run(pack.program, <void *const *> pack.bases, s, s + 1, stream)
+        if status == 0 and s - pack.first < pack.event_count:
+            status = rt.cudaEventRecordWithFlags(pack.events[s - pack.first], <rt.cudaStream_t> stream, flags)
+        if status != 0:
+            return status
+    if pack.singles < pack.last:
+        return pack.kernels.run(pack.program, <void *const *> pack.bases, pack.singles, pack.last, stream)
+    return 0
 
 
-cdef rt.cudaError_t _record(PackProgram program, void **bases, int64_t first, int64_t last, rt.cudaEvent_t *events,
-                            Py_ssize_t event_count, rt.cudaStream_t stream, rt.cudaGraph_t *graph,
-                            int *kernel_status) noexcept nogil:
-    """Capture the launches of a program; a capture that was begun is ended, whatever happens in between."""
-    cdef rt.cudaError_t status, ended
-    status = rt.cudaStreamBeginCapture(stream, rt.cudaStreamCaptureModeThreadLocal)
-    if status != rt.cudaSuccess:
-        return status
-    status = _pack(program, bases, first, last, events, event_count, stream, kernel_status)
-    ended = rt.cudaStreamEndCapture(stream, graph)
-    return status if status != rt.cudaSuccess else ended
-
-
-cdef class Graph:
-    """The executable graph of a pack program with given addresses.
+cdef class PackStep(Step):
+    """Launches of a pack program's segments first <= s < last.
 
     Parameters
     ----------
     program : PackProgram
         On the CUDA device.
     table : AddressTable
-        The addresses, fixed at recording.
+        The addresses, read when the step is issued.
+    first, last : int
+        The segments; last < 0 means to the end.
     singles : int
-        The segments s < singles are recorded one launch each, all others in one more launch.
+        How many leading segments are launched one by one; the others in one launch.
     events : sequence of Event
-        Recorded after each of the single launches, visible outside the graph; or empty.
+        Recorded after each of the single launches; within a graph, visible outside of it.
+    """
+
+    def __cinit__(self, PackProgram program, AddressTable table, Py_ssize_t first=0, Py_ssize_t last=-1,
+                  Py_ssize_t singles=0, events=()):
+        cdef Event event
+        program.usable(table)
+        self.program = program
+        self.kept = (program, table, tuple(events))
+        self.pack.kernels = program.kernels
+        self.pack.program = program.program
+        self.pack.bases = table.address
+        self.pack.first = first
+        self.pack.singles = first + singles
+        self.pack.last = program.segments if last < 0 else last
+        self.pack.event_count = len(events)
+        self.pack.events = <rt.cudaEvent_t *> malloc(max(len(events), 1) * sizeof(rt.cudaEvent_t))
+        if self.pack.events == NULL:
+            raise MemoryError
+        for i in range(self.pack.event_count):
+            event = events[i]
+            self.pack.events[i] = event.handle
+        self.issue = &_issue_pack
+        self.argument = &self.pack
+
+    def __dealloc__(self):
+        free(self.pack.events)
+
+    cdef int fail(self, int status) except -1:
+        return self.program.check("run", status)
+
+
+cdef class Work:
+    """A list of steps, in order; they are kept alive. Local."""
+
+    def __cinit__(self, steps):
+        cdef Step step
+        self.steps = tuple(steps)
+        self.count = len(self.steps)
+        self.issues = <issue_function *> malloc(max(self.count, 1) * sizeof(issue_function))
+        self.arguments = <void **> malloc(max(self.count, 1) * sizeof(void *))
+        if self.issues == NULL or self.arguments == NULL:
+            raise MemoryError
+        for i in range(self.count):
+            step = self.steps[i]
+            self.issues[i] = step.issue
+            self.arguments[i] = step.argument
+
+    def __dealloc__(self):
+        free(self.issues)
+        free(self.arguments)
+
+    cdef int put(self, void *stream, bint capturing, Py_ssize_t *reached) noexcept nogil:
+        """Issue the steps up to the first that fails: its status, and its number in `reached`."""
+        cdef int status
+        for reached[0] in range(self.count):
+            status = self.issues[reached[0]](self.arguments[reached[0]], stream, capturing)
+            if status != 0:
+                return status
+        return 0
+
+    cdef int fail(self, Py_ssize_t reached, int status) except -1:
+        """Raise what the status of a step means."""
+        cdef Step step = self.steps[reached]
+        return step.fail(status)
+
+    def launch(self, uintptr_t stream):
+        """Put all steps onto a stream, without the GIL; within a capture they become part of it."""
+        cdef int status
+        cdef Py_ssize_t reached = 0
+        with nogil:
+            status = self.put(<void *> stream, False, &reached)
+        if status != 0:
+            self.fail(reached, status)
+
+
+cdef int _record(Work work, Stream stream, rt.cudaGraph_t *graph, int *failed, Py_ssize_t *reached) noexcept nogil:
+    """Capture work; a capture that was begun is ended, whatever happens in between."""
+    cdef int status, ended
+    status = rt.cudaStreamBeginCapture(stream.handle, rt.cudaStreamCaptureModeThreadLocal)
+    if status != rt.cudaSuccess:
+        return status
+    failed[0] = work.put(<void *> stream.handle, True, reached)
+    ended = rt.cudaStreamEndCapture(stream.handle, graph)
+    return rt.cudaSuccess if failed[0] != 0 else ended
+
+
+cdef class Graph:
+    """The executable graph of some work, with the addresses that it has now.
 
     Notes
     -----
-    Local. The graph keeps program and events alive. Recording takes a stream of its own, in thread-local mode and
-    within one section without the GIL, so that no other library's calls get into it, or break it, from this thread.
+    Local. The graph keeps the work alive. Recording takes a stream of its own, in thread-local mode and within one
+    section without the GIL, so that no other library's calls get into it, or break it, from this thread.
     """
 
-    cdef rt.cudaGraphExec_t handle
-    cdef object _kept
-
-    def __cinit__(self, PackProgram program, AddressTable table, Py_ssize_t singles, events=()):
+    def __cinit__(self, Work work):
         cdef Stream stream = Stream()
         cdef rt.cudaGraph_t graph = NULL
-        cdef Py_ssize_t i, count = len(events)
-        cdef Event event
-        cdef rt.cudaEvent_t *handles = <rt.cudaEvent_t *> malloc(max(count, 1) * sizeof(rt.cudaEvent_t))
-        cdef rt.cudaError_t status
-        cdef int kernel_status = 0
-        if handles == NULL:
-            raise MemoryError
+        cdef Py_ssize_t reached = 0
+        cdef int status, failed = 0
         try:
-            for i in range(count):
-                event = events[i]
-                handles[i] = event.handle
             with nogil:
-                status = _record(program, table.address, 0, singles, handles, count, stream.handle, &graph,
-                                 &kernel_status)
-            program.check("run", kernel_status)
-            check(status, "stream capture of a pack program")
+                status = _record(work, stream, &graph, &failed, &reached)
+            if failed != 0:
+                work.fail(reached, failed)
+            check(<rt.cudaError_t> status, "stream capture of device work")
             check(rt.cudaGraphInstantiate(&self.handle, graph, 0), "cudaGraphInstantiate")
             check(rt.cudaGraphUpload(self.handle, stream.handle), "cudaGraphUpload")
-            check(rt.cudaStreamSynchronize(stream.handle), "cudaStreamSynchronize")
+            with nogil:
+                status = rt.cudaStreamSynchronize(stream.handle)
+            check(<rt.cudaError_t> status, "cudaStreamSynchronize")
         finally:
-            free(handles)
             if graph != NULL:
                 rt.cudaGraphDestroy(graph)
-        self._kept = (program, table, tuple(events))
+        self.work = work
 
     def __dealloc__(self):
         # Destroying a graph that still runs is allowed: CUDA frees it afterwards.
@@ -134,16 +211,3 @@ class GraphCache:
 
     def __len__(self):
         return len(self._graphs)
-
-
-def launch_singles(PackProgram program, AddressTable table, Py_ssize_t singles, events, uintptr_t stream):
-    """Launch the segments s < singles one by one, each followed by its event where there are events, then the rest."""
-    cdef Py_ssize_t s
-    cdef Event event
-    for s in range(singles):
-        program.launch(table, s, s + 1, <void *> stream)
-        if events:
-            event = events[s]
-            check(rt.cudaEventRecord(event.handle, <rt.cudaStream_t> stream), "cudaEventRecord")
-    if singles < program.segments:
-        program.launch(table, singles, program.segments, <void *> stream)

@@ -16,6 +16,7 @@ from cuda.bindings cimport cyruntime as rt
 
 from cudecomp.cuda.runtime cimport check
 
+import weakref
 from math import prod
 
 import numpy as np
@@ -24,20 +25,40 @@ from cudecomp.cuda.runtime import copy as copy_bytes
 from cudecomp.cuda.runtime import current_device, synchronize
 from cudecomp.pack import free_abandoned as free_programs
 
-_abandoned_device = []
-_abandoned_pinned = []
+# What nobody uses any more: how to free it, and its address.
+_abandoned = []
+
+# Work on the device that may wait for peers: an event after it, by whoever put it onto a stream and is still open, and
+# after the last work of those that were closed, with what that work uses.
+open_work = weakref.WeakKeyDictionary()
+closed_work = []
+
+
+def abandon(release, uintptr_t address):
+    """Queue something for `free_abandoned`, which calls `release(address)`."""
+    _abandoned.append((release, address))
 
 
 def free_abandoned():
-    """Free the memory and programs whose last owner is gone; may wait for the device."""
-    cdef uintptr_t address
+    """Free the memory and programs whose last owner is gone; may wait for the device.
+
+    Does nothing while work on the device may be waiting for peers: it would wait as long.
+    """
+    closed_work[:] = [(event, kept) for event, kept in closed_work if not event.done()]
+    if closed_work or not all(event.done() for event in list(open_work.values())):
+        return
     free_programs()
-    while _abandoned_device:
-        address = _abandoned_device.pop()
-        check(rt.cudaFree(<void *> address), "cudaFree")
-    while _abandoned_pinned:
-        address = _abandoned_pinned.pop()
-        check(rt.cudaFreeHost(<void *> address), "cudaFreeHost")
+    while _abandoned:
+        release, address = _abandoned.pop()
+        release(address)
+
+
+def _free_device(uintptr_t address):
+    check(rt.cudaFree(<void *> address), "cudaFree")
+
+
+def _free_pinned(uintptr_t address):
+    check(rt.cudaFreeHost(<void *> address), "cudaFreeHost")
 
 
 cdef class DeviceMemory:
@@ -55,7 +76,7 @@ cdef class DeviceMemory:
 
     def __dealloc__(self):
         if self.pointer != NULL:
-            _abandoned_device.append(<uintptr_t> self.pointer)
+            abandon(_free_device, <uintptr_t> self.pointer)
 
     @property
     def address(self):
@@ -77,7 +98,7 @@ cdef class PinnedMemory:
 
     def __dealloc__(self):
         if self.pointer != NULL:
-            _abandoned_pinned.append(<uintptr_t> self.pointer)
+            abandon(_free_pinned, <uintptr_t> self.pointer)
 
     @property
     def address(self):
@@ -135,14 +156,14 @@ class DeviceArray:
         In memory order.
     dtype : numpy.dtype
         Of the items.
-    memory : DeviceMemory
-        The block that holds it.
+    memory : object
+        The block that holds it; its `address` is where the array starts.
     """
 
-    def __init__(self, shape, dtype):
+    def __init__(self, shape, dtype, memory=None):
         self.shape = tuple(shape)
         self.dtype = np.dtype(dtype)
-        self.memory = DeviceMemory(self.nbytes)
+        self.memory = DeviceMemory(self.nbytes) if memory is None else memory
 
     @property
     def ndim(self):

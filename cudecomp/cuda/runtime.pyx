@@ -2,11 +2,17 @@
 # cython: language_level=3
 """Owns streams, events and completion flags, and the one checker of CUDA statuses; knows nothing of plans."""
 
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.bindings cimport cyruntime as rt
 
+from cudecomp.pack cimport cudecomp_kernel_table, kernel_table
+
 from cudecomp.errors import CudaError
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*function)(void *) noexcept, void *argument) nogil
 
 cdef extern from *:
     """
@@ -79,6 +85,27 @@ def is_capturing(uintptr_t stream):
     cdef rt.cudaStreamCaptureStatus status = rt.cudaStreamCaptureStatusNone
     check(rt.cudaStreamIsCapturing(<rt.cudaStream_t> stream, &status), "cudaStreamIsCapturing")
     return status != rt.cudaStreamCaptureStatusNone
+
+
+cdef int _drop(void *kept) noexcept with gil:
+    Py_DECREF(<object> kept)
+    return 0
+
+
+cdef void _drop_later(void *kept) noexcept nogil:
+    # CUDA calls this on a thread of its own, where no CUDA call is allowed. If the interpreter's queue is full, the
+    # objects live as long as the process.
+    Py_AddPendingCall(&_drop, kept)
+
+
+def keep_for_graph(uintptr_t stream, kept):
+    """Keep an object alive as long as the graph that a stream is captured into, and all that is made of it."""
+    cdef const cudecomp_kernel_table *kernels = kernel_table("cuda")
+    Py_INCREF(kept)
+    cdef int status = kernels.retain(<void *> stream, <void *> kept, &_drop_later)
+    if status != 0:
+        Py_DECREF(kept)
+    check(<rt.cudaError_t> status, "cudaGraphRetainUserObject")
 
 
 def copy(uintptr_t target, uintptr_t source, size_t nbytes, uintptr_t stream=0):

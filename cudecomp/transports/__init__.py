@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 MPI = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
-BACKENDS = {"host": ("direct", *MPI), "cuda": MPI}
+BACKENDS = {"host": ("direct", *MPI), "cuda": ("direct", *MPI)}
 
 
 class Mover(Protocol):

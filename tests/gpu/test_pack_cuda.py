@@ -90,7 +90,7 @@ def test_lists_and_ranges_copy_what_they_name():
 
 @pytest.mark.parametrize("count", [1, 5, 300, 4096])
 def test_flags_count_completed_runs_however_segments_are_launched(count):
-    from cudecomp.cuda.graph import Graph
+    from cudecomp.cuda.graph import Graph, PackStep, Work
     from cudecomp.cuda.memory import PinnedMemory
     from cudecomp.cuda.runtime import Flags, synchronize
 
@@ -102,7 +102,7 @@ def test_flags_count_completed_runs_however_segments_are_launched(count):
     src, dst = cupy.arange(count * items, dtype="i4"), cupy.zeros(count * items, "i4")
     table = AddressTable(3)
     table[0], table[1], table[2] = src.data.ptr, dst.data.ptr, flags.memory.address
-    graphs = [Graph(program, table, 0), Graph(program, table, count)]
+    graphs = [Graph(Work([PackStep(program, table, singles=singles)])) for singles in (0, count)]
     launches = [
         lambda: program.run(table),
         lambda: [program.run(table, i, i + 1) for i in range(count)],

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owns the registry of device memory: a table in device memory says where peers' registrations are mapped here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..registry import Registry
+from .ipc import Segment, write_words
+from .memory import DeviceMemory, free_abandoned
+
+# Registrations that may live at once, per communicator. A word per registration and rank of the host.
+MOST = 4096
+
+
+class DeviceRegistry(Registry):
+    """The device memory of the ranks of a communicator, by rank and number."""
+
+    device = "cuda"
+    segments = Segment
+
+    def __init__(self, group: Any):
+        super().__init__(group)
+        self._table = DeviceMemory(8 * MOST * len(self.place))
+
+    def table(self, rank: int) -> int:
+        """Return the address, in device memory, of the addresses of a rank's registrations by number."""
+        return int(self._table.address) + 8 * MOST * self.place[rank]
+
+    def _map(self, number: int, offers: list[tuple[Any, int, list[int]]]) -> None:
+        if number >= MOST:
+            raise MemoryError(f"the ranks of this communicator share {MOST} device arrays, expected no more")
+        super()._map(number, offers)
+        for rank in self.reachable - {self.group.rank}:
+            if (rank, number) in self._theirs:
+                write_words(self.table(rank) + 8 * number, [self.address(rank, number)])
+
+    def _unmap(self, offers: list[tuple[Any, int, list[int]]]) -> None:
+        super()._unmap(offers)
+        free_abandoned()
