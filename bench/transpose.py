@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -30,6 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import measure
 from baselines import BASELINES
+
+
+QUEUE = 100  # replays one behind the other
 
 
 class Case(NamedTuple):
@@ -61,7 +64,8 @@ def arguments() -> argparse.Namespace:
     add("--inplace", action="store_true")
     add("--transports", nargs="+", help="default: all that the device has")
     add("--launches", nargs="+", default=["fused", "fused+graph", "per_peer", "per_peer+graph"],
-        help="on a GPU: a launch of TransposePlan, with +graph for automatic captures")  # fmt: skip
+        help="on a GPU: a launch of TransposePlan, with +graph for automatic captures, +replay for explicit ones, +queue "
+             "for many replays one behind the other, of which the time of one is given")  # fmt: skip
     add("--baselines", nargs="*", default=list(BASELINES), help=f"of {', '.join(BASELINES)}; nothing for none")
     measure.add_options(parser)
     options = parser.parse_args()
@@ -110,7 +114,7 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
             for name, way in ways(options).items()
         }
         # Any transport takes the arrays of the direct one, which needs its own.
-        plan = plans.get("direct") or next(iter(plans.values()))
+        plan = next((plan for plan in plans.values() if plan.backend == "direct"), next(iter(plans.values())))
         src = plan.empty_src()
         arrays = (src,) if options.inplace else (src, plan.empty_dst())
         for array in arrays:
@@ -119,12 +123,13 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
         copy_to = device.empty(copy_from.nbytes)
         actions = {"copy": lambda: device.copy(copy_to, copy_from)}
         # Calls on bound arrays: what a solver's loop does. With graphs they are captured at the first one.
-        actions |= {name: plan.bind(*arrays).run for name, plan in plans.items()}
+        actions |= {name: action_of(name, plan, arrays) for name, plan in plans.items()}
         for name in baselines_of(case, options):
             baseline = BASELINES[name](*case, dtype, comm, *arrays)
             stack.callback(baseline.close)
             actions[name] = baseline.run
         times = measure.rounds(device, MpiRanks(comm), actions, options.seconds)
+        times |= {name: [t / QUEUE for t in found] for name, found in times.items() if name.endswith("+queue")}
         said = [line for plan in plans.values() for line in plan.explain().splitlines()]
     return {
         "transports": [line for line in said if line.startswith("transport ")],
@@ -136,6 +141,16 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
     }
 
 
+def action_of(name: str, plan: TransposePlan, arrays: tuple[Any, ...]) -> Callable[[], None]:
+    """Return what is timed."""
+    if name.endswith("+replay"):
+        return plan.capture(*arrays).replay
+    if name.endswith("+queue"):
+        call = plan.capture(*arrays)
+        return lambda: [call.replay() for _ in range(QUEUE)] and None
+    return plan.bind(*arrays).run
+
+
 def ways(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return what is compared, by name: transports, on a GPU each with all launches asked for."""
     if options.device == "host":
@@ -143,7 +158,7 @@ def ways(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     found = {}
     for backend, launch in itertools.product(options.transports, options.launches):
         name, _, graph = launch.partition("+")
-        found[f"{backend} {launch}"] = {"backend": backend, "launch": name, "graphs": bool(graph)}
+        found[f"{backend} {launch}"] = {"backend": backend, "launch": name, "graphs": graph == "graph"}
     return found
 
 

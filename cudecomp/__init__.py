@@ -7,7 +7,7 @@ from .exchange import BoxCopy, Exchange, Message
 from .grid import ProcessGrid
 from .memory import empty
 from .pencil import Box, Pencil
-from .plan import Call, HaloPlan, Plan, TransposePlan
+from .plan import Call, Chain, HaloPlan, Plan, TransposePlan, capture
 from .workspace import Workspace
 
 __version__ = VERSION
@@ -16,6 +16,7 @@ __all__ = [
     "Box",
     "BoxCopy",
     "Call",
+    "Chain",
     "CudaError",
     "Exchange",
     "HaloPlan",
@@ -28,5 +29,6 @@ __all__ = [
     "TransposePlan",
     "Workspace",
     "__version__",
+    "capture",
     "empty",
 ]

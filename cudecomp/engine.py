@@ -69,7 +69,7 @@ class Bound:
 
     __slots__ = (
         *("_owners", "_spans", "captured", "engine", "generation", "key", "plan", "stream", "streams", "table"),
-        *("work", "work_generation"),
+        *("quick", "work", "work_generation"),
     )
 
     def __init__(
@@ -87,6 +87,7 @@ class Bound:
         self.generation = 0  # of the workspace, when it was captured
         self.work: Any = None  # what a device has prepared for it, and for which generation
         self.work_generation = 0
+        self.quick: Any = None  # launches the capture where nothing is in its way
         self.table = table
         self.key = tuple(table[i] for i in range(2 * engine.spec.fields))
         self.streams = streams  # that the arrays say they are in use on
@@ -102,6 +103,8 @@ class Bound:
 
     def replay(self, stream: Any = None) -> None:
         """Run what was captured."""
+        if self.quick is not None and not _in_flight and self.engine.replay_quickly(self, stream):
+            return
         if self.captured is None:
             raise RuntimeError(f"{self.engine}: this call was not captured; use capture(src, dst)")
         self._refuse()
@@ -317,6 +320,10 @@ class Engine:
     def _record(self, bound: Bound) -> Any:
         """Return what `replay` of a bound operation needs."""
         raise NotImplementedError
+
+    def replay_quickly(self, bound: Bound, stream: Any) -> bool:
+        """Launch what was captured as one unit; False, and nothing is done, where the long way has to be taken."""
+        return False
 
     def forget(self) -> None:
         """Destroy automatic captures; only a GPU has any."""

@@ -415,6 +415,70 @@ cdef class Call:
         return f"<Call of {self._bound.engine}{', captured' if self.captured else ''}>"
 
 
+class Chain:
+    """Several calls recorded as one unit, to be carried out in order; made by `capture`. It keeps them alive."""
+
+    def __init__(self, calls):
+        if not calls:
+            raise ValueError("capture: no calls, expected at least one")
+        for call in calls:
+            if not isinstance(call, Call):
+                raise TypeError(f"capture: got a {type(call).__name__}, expected calls made by Plan.bind or Plan.capture")
+        self.calls = tuple(calls)
+        bounds = [(<Call> call)._bound for call in calls]
+        devices = {bound.engine.spec.device for bound in bounds}
+        if len(devices) > 1:
+            raise ValueError("capture: its calls are on the host and on a GPU, expected one device")
+        driven = next((bound.engine for bound in bounds if not bound.engine.capturable), None)
+        if devices == {"host"}:
+            self._replay = lambda stream: _run_all(bounds, stream)
+        elif driven is not None:
+            raise RuntimeError(f"{driven}: its messages are driven by the host and cannot be part of a chain; see "
+                               "Plan.capturable")
+        else:
+            from cudecomp.cuda.chain import DeviceChain
+
+            self._replay = DeviceChain(bounds).replay
+
+    def replay(self, stream=None):
+        """Carry all calls out, in order; local but for what ranks exchange.
+
+        On a GPU one graph is launched on `stream` (None: that of the last call's destination); within a capture of the
+        caller's the operations become part of that. On the host device it blocks. Errors as for `Plan.run`.
+        """
+        self._replay(stream)
+
+    def __repr__(self):
+        return f"<Chain of {', '.join(map(repr, self.calls))}>"
+
+
+def capture(*calls):
+    """Return a Chain: calls recorded now as one unit, in order.
+
+    Parameters
+    ----------
+    *calls : Call
+        Of one device; on a GPU of plans that are `capturable`. A call may appear more than once.
+
+    Raises
+    ------
+    RuntimeError
+        A plan of one of the calls is not capturable, is closed, or failed before.
+    TypeError, ValueError
+        Something is no call, there is none, or they are on different devices.
+
+    Notes
+    -----
+    Local. All ranks that exchange data must replay chains of the same operations, in the same order.
+    """
+    return Chain(calls)
+
+
+def _run_all(bounds, stream):
+    for bound in bounds:
+        bound.run(stream)
+
+
 def _build(Plan plan, spec, group, exchange_of):
     """Give a plan the engine of its device; collective."""
     if spec.backend == "auto" and group.size > 1:

@@ -118,6 +118,11 @@ class Workspace:
             raise RuntimeError(f"{tenant}: its workspace is in use by a pending operation of {self._holder}")
         self._holder = tenant
 
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is pending in the memory."""
+        return self._holder is not None
+
     def leave(self, tenant: Tenant) -> None:
         """End the operation of a tenant. Local."""
         if self._holder is tenant:

@@ -32,7 +32,7 @@ LAYERS = (
     {"binding", "report"},
     {"engine"},
     {"host", "cuda.engine"},
-    {"cuda.direct", "host_direct"},
+    {"cuda.chain", "cuda.direct", "host_direct"},
     {"plan"},
     {"__init__"},
     {"dryrun", "plot", "probe"},

@@ -14,7 +14,7 @@ from ..comm import attempt
 from ..engine import Bound
 from ..errors import PoisonedError
 from .engine import CudaEngine
-from .graph import PackStep, Step
+from .graph import PackStep, Step, Work
 from .ipc import Segment
 from .memory import DeviceArray, DeviceMemory, closed_work, open_work
 from .reach import DeviceRegistry
@@ -47,6 +47,7 @@ class CudaDirectEngine(CudaEngine):
         self._theirs = {peer: self._registry.mapped(peer, number) for peer in self._peers()}
         self._slots = DeviceMemory(8 * max(bases.length - bases.fixed, 1))
         self._signals = Signals(self._edges(stride), self.spec.fields, self._slots, self.spec.timeout)
+        self._status = self._signals.status_address
         self._registered: list[Segment] = []
         self._aside = Stream()  # for what must not wait for anything
         self._compile_local()
@@ -103,34 +104,29 @@ class CudaDirectEngine(CudaEngine):
         table[self.schedule.bases.landing] = self.workspace.shared[1].address
         table[self.schedule.bases.slots] = self._slots.address
 
-    def _steps(self, bound: Bound) -> list[Step]:
+    def _make_work(self, bound: Bound) -> Work:
         """Return what the device does: all that peers wait for comes before the first wait."""
-        signals, table, singles = self._signals, bound.table, 0
-        if self.spec.launch != "fused":
-            singles = len(self.schedule.puts)
+        schedule, signals, table = self.schedule, self._signals, bound.table
+        singles = 0 if self.spec.launch == "fused" else len(schedule.puts)
         places = self._places(table)
         writes = [PackStep(self.local, table, singles=singles)]
-        rest = self._rest_steps(bound, landed=places is None)
+        lands = places is None and bool(schedule.sources)
+        rest = self._rest_steps(bound, lands)
         if not self._theirs:
-            return [*self._message_steps(bound), *writes, *rest]
+            return Work([*self._message_steps(bound), *writes, *rest])
         places = places or self._landing_places()
         if self.driven:
             begin = [SignalStep(signals, OFFER, places), *self._message_steps(bound), SignalStep(signals, ADMIT)]
         else:
             begin = [SignalStep(signals, OFFER | ADMIT, places)]
-        return [*begin, *writes, SignalStep(signals, ARRIVE), *rest]
+        return Work([*begin, *writes, SignalStep(signals, ARRIVE), *rest], lands)
 
-    def _launch(self, bound: Bound, record: Any) -> None:
-        super()._launch(bound, record)
-        self.stats.landings += bool(self.schedule.sources) and self._places(bound.table) is None
-
-    def _rest_steps(self, bound: Bound, landed: bool) -> list[Step]:
+    def _rest_steps(self, bound: Bound, lands: bool) -> list[Step]:
         """Copy out of the workspace what has come by other ways than messages."""
         own, landing = self.schedule.own_unpack
-        first = own if self.spec.inplace else landing
-        if not (self.spec.inplace or (landed and self.schedule.sources)):
-            return []
-        return [PackStep(self.unpack, bound.table, first)]
+        if self.spec.inplace:
+            return [PackStep(self.unpack, bound.table, own)]
+        return [PackStep(self.unpack, bound.table, landing)] if lands else []
 
     def _in_use(self) -> tuple[Any, ...]:
         return (*super()._in_use(), self._slots, self._control, self._theirs, self.workspace.shared)

@@ -12,7 +12,7 @@ from typing import Any
 from ..array import ArrayView
 from ..engine import Bound, Engine
 from .arrays import LEGACY_STREAM, device_view, stream_address
-from .graph import Graph, GraphCache, PackStep, Step, Work
+from .graph import Graph, GraphCache, PackStep, Replay, Step, Work
 from .memory import PinnedMemory, free_abandoned
 from .runtime import Event, Flags, Stream, current_device, is_capturing, keep_for_graph
 
@@ -41,7 +41,9 @@ class CudaEngine(Engine):
         self._singles = 0 if launch == "fused" else self._messages
         self._events = [Event() for _ in range(self._messages)] if launch == "per_peer_events" else []
         self._stream, self._ready, self._complete = Stream(), Event(), Event()
-        self._target = 0  # the stream that the operation was put onto
+        self.target = 0  # the stream that the operation was put onto
+        self.in_capture = False  # whether that is being captured by the caller
+        self._status = 0  # the address of a word that the device sets when it has given up
         self._graphs = GraphCache(CACHED_GRAPHS)
         self._done = self._polls = 0
         self._flags = Flags(PinnedMemory(8 * self._messages), self._messages)
@@ -80,12 +82,12 @@ class CudaEngine(Engine):
         """Return the device's part of an operation, up to the unpacking of messages; made once per call."""
         if bound.work is None or bound.work_generation != self.generation:
             self._fill(bound.table)
-            bound.work, bound.work_generation = Work(self._steps(bound)), self.generation
+            bound.work, bound.work_generation = self._make_work(bound), self.generation
         return bound.work
 
-    def _steps(self, bound: Bound) -> list[Step]:
+    def _make_work(self, bound: Bound) -> Work:
         """Return what the device does, in order."""
-        return [*self._message_steps(bound), PackStep(self.local, bound.table), *self._own_steps(bound)]
+        return Work([*self._message_steps(bound), PackStep(self.local, bound.table), *self._own_steps(bound)])
 
     def _message_steps(self, bound: Bound) -> list[Step]:
         if not self._messages:
@@ -100,6 +102,33 @@ class CudaEngine(Engine):
 
     def _record(self, bound: Bound) -> Graph:
         return Graph(self._work(bound))
+
+    def capture(self, bound: Bound) -> None:
+        """Record an operation for replay."""
+        super().capture(bound)
+        if self.capturable:
+            bound.quick = Replay(bound.captured, self._complete, self._ready, bound.streams, self.device, self._status)
+
+    def replay_quickly(self, bound: Bound, stream: Any) -> bool:
+        """Launch what was captured as one unit; False, and nothing is done, where the long way has to be taken."""
+        workspace = self.workspace
+        if (
+            bound.generation != self.generation
+            or self._running
+            or self._closed
+            or self._poison is not None
+            or workspace.last_use is not self._complete
+            or workspace.busy
+        ):
+            return False
+        if type(stream) is not int:
+            stream = bound.stream if stream is None else stream_address(stream)
+        if not bound.quick.launch(stream or LEGACY_STREAM):
+            return False
+        self.stats.runs += 1
+        self.stats.replays += 1
+        self.stats.landings += bound.work.lands
+        return True
 
     def _cached(self, bound: Bound) -> Graph:
         """Return the graph of an automatic capture."""
@@ -131,10 +160,10 @@ class CudaEngine(Engine):
         """Find the stream of a run, and refuse what would break a capture before any other CUDA call."""
         address = bound.stream if stream is None else stream_address(stream)
         self._caller = LEGACY_STREAM if address is None else address
-        self._captured = is_capturing(self._caller)
+        self.in_capture = is_capturing(self._caller)
         if current_device() != self.device:
             raise RuntimeError(f"{self}: device {current_device()} is current, expected {self.device}, the plan's")
-        if self._captured and not self.alone:
+        if self.in_capture and self.driven:
             raise RuntimeError(
                 f"{self}: the stream is being captured, but messages by MPI are driven by the host and cannot be part "
                 "of a graph; capture the work before and after, or use Plan.capture, which records what can be"
@@ -142,15 +171,15 @@ class CudaEngine(Engine):
 
     def _begin(self, bound: Bound, stream: Any, record: Any) -> None:
         own = self.driven or self._apart  # on the plan's own stream, beside other work of the caller's
-        self._target = self._stream.address if own else self._caller
+        self.target = self._stream.address if own else self._caller
         if own:
             self._ready.record(self._caller)
-            self._ready.order(self._target)
-        if not self._captured:
+            self._ready.order(self.target)
+        if not self.in_capture:
             self._join(bound)
         if self.driven:
             self._post(bound)
-        self._launch(bound, None if self._captured else record)
+        self._launch(bound, None if self.in_capture else record)
 
     def _post(self, bound: Bound) -> None:
         """Make receives ready: MPI knows no streams, what it reads and writes must be ready now."""
@@ -167,23 +196,48 @@ class CudaEngine(Engine):
         for other in bound.streams:
             if other != self._caller:
                 self._ready.record(other)
-                self._ready.order(self._target)
+                self._ready.order(self.target)
         for event in {self._complete, self.workspace.last_use}:
             if event is not None:
-                event.order(self._target)
+                event.order(self.target)
 
     def _launch(self, bound: Bound, record: Any) -> None:
         """Launch the device's work: a record, one from the cache, or plainly."""
-        if record is None and self.spec.graphs and not self._captured:
+        if record is None and self.spec.graphs and not self.in_capture:
             record = self._cached(bound)
             self.stats.replays += 1
+        work = self._work(bound) if record is None else record.work
+        self.stats.landings += work.lands
         if record is not None:
-            record.launch(self._target)
+            record.launch(self.target)
             return
-        work = self._work(bound)
-        work.launch(self._target)
-        if self._captured:  # the caller's graph may outlive the plan
-            keep_for_graph(self._target, (work, *self._in_use()))
+        if self.in_capture:
+            self.launch_in_capture(work)
+        else:
+            work.launch(self.target)
+
+    def launch_in_capture(self, work: Work) -> None:
+        """Make work part of the caller's graph, which may outlive the plan."""
+        work.launch(self.target)
+        keep_for_graph(self.target, (work, *self._in_use()))
+
+    # --- as a part of a chain -----------------------------------------------------------------------------------
+
+    def enter_chain(self, bound: Bound, last: Bound, stream: Any) -> None:
+        """Order a stream, that of the last operation of a chain if none is given, after what this one waits for."""
+        self._check_stream(last, stream)
+        self.target = self._caller
+        if self.workspace.busy:
+            raise RuntimeError(f"{self}: its workspace is in use by a pending operation")
+        if not self.in_capture:
+            self._join(bound)
+
+    def leave_chain(self, work: Work) -> None:
+        """Note that the operation was launched."""
+        self.stats.runs += 1
+        self.stats.replays += 1
+        self.stats.landings += work.lands
+        self._finish()
 
     def _in_use(self) -> tuple[Any, ...]:
         """Return what device work needs beside its programs."""
@@ -217,12 +271,12 @@ class CudaEngine(Engine):
 
     def _finish(self) -> None:
         """Let later work of the caller's stream see the result; nothing is waited for here."""
-        complete = Event() if self._captured else self._complete
-        if not self._captured or self._target != self._caller:
-            complete.record(self._target)
-        if self._target != self._caller:
+        complete = Event() if self.in_capture else self._complete
+        if not self.in_capture or self.target != self._caller:
+            complete.record(self.target)
+        if self.target != self._caller:
             complete.order(self._caller)
-        if not self._captured:
+        if not self.in_capture:
             self.workspace.last_use = complete
 
     def _release(self) -> None:

@@ -35,6 +35,7 @@ cdef class PackStep(Step):
 
 cdef class Work:
     cdef readonly tuple steps
+    cdef readonly bint lands
     cdef Py_ssize_t count
     cdef issue_function *issues
     cdef void **arguments
@@ -45,4 +46,4 @@ cdef class Work:
 
 cdef class Graph:
     cdef rt.cudaGraphExec_t handle
-    cdef Work work
+    cdef readonly Work work

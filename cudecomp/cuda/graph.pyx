@@ -6,7 +6,7 @@ A step is a C function and its argument, so that a whole list is issued in one s
 this thread gets in between, which could break a capture.
 """
 
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 from collections import OrderedDict
@@ -88,10 +88,14 @@ cdef class PackStep(Step):
 
 
 cdef class Work:
-    """A list of steps, in order; they are kept alive. Local."""
+    """A list of steps, in order; they are kept alive. Local.
 
-    def __cinit__(self, steps):
+    `lands` notes that peers write into the workspace, from where one of the steps takes it to the destination.
+    """
+
+    def __cinit__(self, steps, bint lands=False):
         cdef Step step
+        self.lands = lands
         self.steps = tuple(steps)
         self.count = len(self.steps)
         self.issues = <issue_function *> malloc(max(self.count, 1) * sizeof(issue_function))
@@ -180,6 +184,56 @@ cdef class Graph:
     def launch(self, uintptr_t stream):
         """Launch everything as one unit, ordered on `stream`."""
         check(rt.cudaGraphLaunch(self.handle, <rt.cudaStream_t> stream), "cudaGraphLaunch")
+
+
+cdef class Replay:
+    """The shortest way to launch a graph again: it takes no other step than those that each launch needs.
+
+    Parameters
+    ----------
+    graph : Graph
+        Holds a whole operation.
+    complete, ready : Event
+        Recorded after each launch, which the next one is ordered after; and for the streams.
+    streams : sequence of int
+        Launches are ordered after what these hold.
+    device : int
+        The device that must be current.
+    status : int
+        The address of a word that is not 0 once something has gone wrong; 0 for none.
+    """
+
+    cdef Graph graph
+    cdef Event complete
+    cdef Event ready
+    cdef tuple streams
+    cdef int device
+    cdef volatile uint64_t *status
+
+    def __cinit__(self, Graph graph, Event complete, Event ready, streams, int device, uintptr_t status):
+        self.graph, self.complete, self.ready, self.streams, self.device = graph, complete, ready, tuple(streams), device
+        self.status = <volatile uint64_t *> status
+
+    def launch(self, uintptr_t stream):
+        """Launch on a stream; False, and nothing is done, where that needs a closer look: a capture, an error."""
+        cdef rt.cudaStream_t target = <rt.cudaStream_t> stream
+        cdef rt.cudaStreamCaptureStatus capturing = rt.cudaStreamCaptureStatusNone
+        cdef uintptr_t other
+        cdef int device = -1
+        if self.status != NULL and self.status[0] != 0:
+            return False
+        check(rt.cudaStreamIsCapturing(target, &capturing), "cudaStreamIsCapturing")
+        check(rt.cudaGetDevice(&device), "cudaGetDevice")
+        if capturing != rt.cudaStreamCaptureStatusNone or device != self.device:
+            return False
+        for other in self.streams:
+            if other != stream:
+                self.ready.record(other)
+                self.ready.order(stream)
+        check(rt.cudaStreamWaitEvent(target, self.complete.handle, 0), "cudaStreamWaitEvent")
+        check(rt.cudaGraphLaunch(self.graph.handle, target), "cudaGraphLaunch")
+        check(rt.cudaEventRecord(self.complete.handle, target), "cudaEventRecord")
+        return True
 
 
 class GraphCache:

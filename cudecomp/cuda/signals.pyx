@@ -88,6 +88,11 @@ cdef class Signals:
         why = found >> 32
         return (why, found & 0xffffffff) if why in (TIMED_OUT, PEER_LEFT) else None
 
+    @property
+    def status_address(self):
+        """Where the word lies that is 0 as long as all is well."""
+        return <uintptr_t> self.status
+
     def give(self, int what, uintptr_t stream):
         """Launch a signal without places at once."""
         self.check("signal", self.table.signal(self.signals, what, NULL, <void *> stream))
