@@ -64,7 +64,8 @@ def turning(comm, shape=(16, 32, 64), **options):
 
 def forward(comm, **options):
     """The first of the two alone."""
-    there = forward(comm, **options)
+    there, back = turning(comm, **options)
+    back.close()
     return there
 
 
