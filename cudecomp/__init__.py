@@ -8,6 +8,7 @@ from .grid import ProcessGrid
 from .memory import empty
 from .pencil import Box, Pencil
 from .plan import Call, HaloPlan, Plan, TransposePlan
+from .whole import gather, scatter
 from .workspace import Workspace
 
 __version__ = VERSION
@@ -29,4 +30,6 @@ __all__ = [
     "Workspace",
     "__version__",
     "empty",
+    "gather",
+    "scatter",
 ]
