@@ -280,10 +280,10 @@ class VirtualRanks:
             The axes whose halos are filled; None: all.
         """
         arrays = [array.copy() for array in self._given("update_halos", pencil, arrays)]
-        flags = list(periods) if isinstance(periods, Sequence) else [periods] * pencil.ndim
+        flags = list(periods) if np.ndim(periods) else [periods] * pencil.ndim
         if len(flags) != pencil.ndim:
             raise ValueError(f"VirtualRanks.update_halos: periods is {periods!r}, expected a flag, or one per axis")
-        given = range(pencil.ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
+        given = range(pencil.ndim) if axes is None else axes if np.ndim(axes) else (axes,)
         chosen = as_ints(given, "VirtualRanks.update_halos: axes")
         if not set(chosen) <= set(range(pencil.ndim)):
             raise ValueError(f"VirtualRanks.update_halos: got axes {axes!r}, expected some of 0 to {pencil.ndim - 1}")

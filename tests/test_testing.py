@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tools for users' tests: values by hand, virtual ranks against NumPy, and faults that must be noticed."""
 
+import doctest
 import itertools
 
 import numpy as np
@@ -156,12 +157,17 @@ def test_exchanges_that_do_not_match():
         (lambda: RANKS.gather(RANKS.fill(Y), X), ValueError, "VirtualRanks.gather: got arrays of shapes"),
         (lambda: RANKS.scatter(np.zeros(3), X), ValueError, r"VirtualRanks.scatter: got shape \(3,\)"),
         (lambda: RANKS.update_halos(X, RANKS.fill(X), True, 3), ValueError, "got axes 3, expected some of 0 to 2"),
+        (lambda: RANKS.update_halos(X, RANKS.fill(X), True, 0.5), TypeError, "axes, entry 0, must be an integer"),
         (lambda: RANKS.update_halos(X, RANKS.fill(X), (True, True)), ValueError, "VirtualRanks.update_halos: periods"),
     ],
 )
 def test_what_is_refused(action, kind, text):
     with pytest.raises(kind, match=text):
         action()
+
+
+def test_the_examples_of_the_docstrings():
+    assert doctest.testmod(testing) == (0, 6)
 
 
 def test_the_size_is_shown():
