@@ -23,8 +23,11 @@ from .pencil import Pencil
 
 __all__ = ["HALO", "PADDING", "POISON", "VirtualRanks", "check", "fill", "items", "mismatch", "poisoned", "run"]
 
+#: What halo cells are filled with.
 HALO = -1
+#: What padding is filled with.
 PADDING = -7
+#: What is filled in where something is to be written.
 POISON = -99
 
 Array = np.ndarray[Any, Any]

@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from strategies import PROPERTY, pencils
 
 from cudecomp import Pencil, ProcessGrid, gather, scatter, testing
+from cudecomp import whole as whole_module
+from cudecomp.array import host_view
 
 SHAPE = (5, 6, 7)
 ALONE = ProcessGrid((1, 1))
@@ -145,6 +148,53 @@ def test_bad_arguments_of_gather(name):
     arguments, options, kind, text = BAD_GATHERS[name]
     with pytest.raises(kind, match=text):
         gather(*arguments, **options)
+
+
+class Device:
+    """Stands for an array in device memory: the host may look at `cells` through copies only."""
+
+    def __init__(self, cells):
+        self.cells = cells
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Arrays of the class Device are taken for device memory; returns the list of copies, "up" and "down"."""
+    copies = []
+
+    def view(array, what):
+        if not isinstance(array, Device):
+            return host_view(array, what)
+        return host_view(array.cells, what)._replace(owner=array)
+
+    def to_host(view):
+        copies.append("down")
+        return view.owner.cells.copy()
+
+    def to_device(host, view):
+        copies.append("up")
+        view.owner.cells[...] = host
+
+    monkeypatch.setattr(whole_module, "_view", view)
+    transfer = SimpleNamespace(to_host=to_host, to_device=to_device)
+    monkeypatch.setitem(sys.modules, "cudecomp.cuda.transfer", transfer)
+    return copies
+
+
+@pytest.mark.parametrize("form", ["array", "sequence"])
+def test_device_arrays_pass_through_copies(devices, form):
+    """One copy each way for `out`, so that its halo stays, and one down for what is only read."""
+    array = whole(SHAPE, "f8", 2)
+    cells = np.stack([testing.poisoned(WIDE, 0, "f8")] * 2)
+    out = Device(cells) if form == "array" else [Device(cells[0]), Device(cells[1])]
+    assert scatter(array, WIDE, out=out, fields=2) is out
+    arrays = 1 if form == "array" else 2
+    assert devices == ["down"] * arrays + ["up"] * arrays
+    for field in range(2):
+        testing.check(WIDE, 0, cells[field], array_with_canaries(field))
+    devices.clear()
+    assert same_bytes(gather(out, WIDE, fields=2), array)
+    assert devices == ["down"] * arrays
 
 
 def test_device_memory_in_a_build_without_kernels():
