@@ -27,18 +27,22 @@ def save(path, name, array, pencil, comm):
     if h5py.get_config().mpi:
         with h5py.File(path, "w", driver="mpio", comm=comm) as file:
             file.create_dataset(name, pencil.global_shape, values.dtype)[pencil.slices(comm.rank)] = values
-        return
-    with h5py.File(part_of(path, comm.rank), "w") as file:
-        file[name] = values
-    if comm.rank == 0:
-        # Pencils know all ranks, so that nobody has to be asked who wrote what.
-        layout = h5py.VirtualLayout(pencil.global_shape, values.dtype)
-        for rank in range(comm.size):
-            if pencil.box(rank).size:
-                layout[pencil.slices(rank)] = h5py.VirtualSource(part_of(path, rank).name, name, pencil.shape(rank))
-        with h5py.File(path, "w") as file:
-            file.create_virtual_dataset(name, layout)
+    else:
+        with h5py.File(part_of(path, comm.rank), "w") as file:
+            file[name] = values
+        if comm.rank == 0:
+            join(path, name, values.dtype, pencil)
     comm.Barrier()  # nobody reads before all have written
+
+
+def join(path, name, dtype, pencil):
+    """Write the file that shows the files of all ranks as one; pencils know all ranks, so nobody has to be asked."""
+    layout = h5py.VirtualLayout(pencil.global_shape, dtype)
+    for rank in range(pencil.grid.size):
+        if pencil.box(rank).size:
+            layout[pencil.slices(rank)] = h5py.VirtualSource(part_of(path, rank).name, name, pencil.shape(rank))
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset(name, layout)
 
 
 def load(path, name, array, pencil, rank):
