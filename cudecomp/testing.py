@@ -11,7 +11,7 @@ Every interior item is its linear global index g, in C order over `global_shape`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -283,10 +283,10 @@ class VirtualRanks:
             The axes whose halos are filled; None: all.
         """
         arrays = [array.copy() for array in self._given("update_halos", pencil, arrays)]
-        flags = list(periods) if np.ndim(periods) else [periods] * pencil.ndim
-        if len(flags) != pencil.ndim:
+        flags: list[Any] = list(periods) if isinstance(periods, Iterable) else [periods] * pencil.ndim
+        if len(flags) != pencil.ndim or not all(isinstance(flag, bool | np.bool_) for flag in flags):
             raise ValueError(f"VirtualRanks.update_halos: periods is {periods!r}, expected a flag, or one per axis")
-        given = range(pencil.ndim) if axes is None else axes if np.ndim(axes) else (axes,)
+        given = range(pencil.ndim) if axes is None else axes if isinstance(axes, Iterable) else (axes,)
         chosen = as_ints(given, "VirtualRanks.update_halos: axes")
         if not set(chosen) <= set(range(pencil.ndim)):
             raise ValueError(f"VirtualRanks.update_halos: got axes {axes!r}, expected some of 0 to {pencil.ndim - 1}")

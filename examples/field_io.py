@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save a field to HDF5 and restart from it on other ranks and in another layout: every rank writes and reads its slices.
+"""Save a field to HDF5 and restart from it on other ranks, in another layout: every rank writes and reads its slices.
 
 With an h5py that has MPI, all ranks write one file. Otherwise each rank writes a file of its own, and rank 0 one that
 shows them as a whole. Both are read alike, by any number of ranks.

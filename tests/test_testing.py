@@ -158,6 +158,7 @@ def test_exchanges_that_do_not_match():
         (lambda: RANKS.scatter(np.zeros(3), X), ValueError, r"VirtualRanks.scatter: got shape \(3,\)"),
         (lambda: RANKS.update_halos(X, RANKS.fill(X), True, 3), ValueError, "got axes 3, expected some of 0 to 2"),
         (lambda: RANKS.update_halos(X, RANKS.fill(X), True, 0.5), TypeError, "axes, entry 0, must be an integer"),
+        (lambda: RANKS.update_halos(X, RANKS.fill(X), None), ValueError, "VirtualRanks.update_halos: periods is None"),
         (lambda: RANKS.update_halos(X, RANKS.fill(X), (True, True)), ValueError, "VirtualRanks.update_halos: periods"),
     ],
 )

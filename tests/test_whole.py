@@ -129,7 +129,7 @@ BAD_GATHERS = {
     "axis order": ((GOOD, WIDE), {}, ValueError, r"gather: array has shape \(5, 6, 7\)"),
     "no arrays": (([], WIDE), {}, TypeError, "gather: array is a list"),
     "objects": ((PART.astype(object), WIDE), {}, TypeError, "without Python objects"),
-    "mixed dtypes": (([PART, PART.astype("f4")], WIDE), {"fields": 2}, TypeError, "has dtype float32, expected float64"),
+    "mixed dtypes": (([PART, PART.astype("f4")], WIDE), {"fields": 2}, TypeError, "float32, expected float64"),
     "out shape": ((PART, WIDE), {"out": PART}, ValueError, r"gather: out has shape \(10, 8, 9\), expected \(5, 6, 7\)"),
     "out dtype": ((PART, WIDE), {"out": GOOD.astype(int)}, TypeError, "gather: out has dtype int64, expected float64"),
     "out read-only": ((PART, WIDE), {"out": np.broadcast_to(0.0, SHAPE)}, ValueError, "gather: out is read-only"),
