@@ -148,16 +148,14 @@ class _Part:
         self.dtype = views[0].dtype
         # A view of host memory has a NumPy array as its owner.
         hosts = [view.owner if isinstance(view.owner, np.ndarray) else _to_host(view) for view in views]
-        self._devices = [pair for pair in zip(hosts, views, strict=True) if pair[0] is not pair[1].owner]
+        self._copies = [(host, view) for host, view in zip(hosts, views, strict=True) if host is not view.owner]
         interiors = [pencil.interior(host, rank) for host in hosts]
         self.interiors = interiors if len(interiors) == fields else list(interiors[0])
 
     def finish(self) -> None:
         """Bring what was written to the device."""
-        for host, view in self._devices:
-            from .cuda.transfer import to_device
-
-            to_device(host, view)
+        for host, view in self._copies:
+            _to_device(host, view)
 
 
 class _Passage:
@@ -180,7 +178,7 @@ class _Passage:
     def agreed(self, action: Callable[[], Any], spec_of: Callable[[Any], dict[str, str]] = lambda found: {}) -> Any:
         """Return what a local action returns; all ranks raise alike if it fails on any, or if its spec differs."""
         found, error = attempt(action)
-        self.group.agree(self.what, error, None if error else spec_of(found))
+        self.group.agree(self.what, error, spec_of(found) if error is None else None)
         return found
 
     def from_root(self, value: Any) -> Any:
@@ -318,6 +316,12 @@ def _to_host(view: ArrayView) -> Array:
     from .cuda.transfer import to_host
 
     return to_host(view)
+
+
+def _to_device(host: Array, view: ArrayView) -> None:
+    from .cuda.transfer import to_device
+
+    to_device(host, view)
 
 
 def _require_cuda(what: str) -> None:
