@@ -8,6 +8,7 @@ from .grid import ProcessGrid
 from .memory import empty
 from .pencil import Box, Pencil
 from .plan import Call, Chain, HaloPlan, Plan, TransposePlan, capture
+from .whole import gather, scatter
 from .workspace import Workspace
 
 __version__ = VERSION
@@ -31,4 +32,6 @@ __all__ = [
     "__version__",
     "capture",
     "empty",
+    "gather",
+    "scatter",
 ]

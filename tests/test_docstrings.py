@@ -7,14 +7,16 @@ import re
 import pytest
 
 import cudecomp
+from cudecomp import testing
 
 # Objects that live on every rank of a communicator: each of their methods says who has to call it.
 SHARED = [name for name in ("Plan", "TransposePlan", "HaloPlan", "Call", "Workspace") if hasattr(cudecomp, name)]
 
 
 def public_objects():
-    """The functions and classes that `import cudecomp` offers, by name."""
+    """The functions and classes that `import cudecomp` and `cudecomp.testing` offer, by name."""
     objects = {name: getattr(cudecomp, name) for name in cudecomp.__all__}
+    objects |= {f"testing.{name}": getattr(testing, name) for name in testing.__all__}
     return {name: value for name, value in objects.items() if callable(value)}
 
 

@@ -38,20 +38,24 @@ class CudaDirectEngine(CudaEngine):
         self.local = None
 
     def _connect_mapped(self) -> None:
-        schedule, bases = self.schedule, self.schedule.bases
-        self.workspace.share(schedule.landing_bytes, self._registry)
+        self.workspace.share(self.schedule.landing_bytes, self._registry)
         # Per rank of this host: a line for written(k), then lines for free(k) and the places of its arrays.
         stride = LINE + -(-8 * (1 + 2 * self.spec.fields) // LINE) * LINE
         number, self._control = self._registry.register(len(self._registry.place) * stride)
         # Held here: a peer may give its plan up, and register something else, before this rank has closed its own.
         self._theirs = {peer: self._registry.mapped(peer, number) for peer in self._peers()}
+        _, error = attempt(lambda: self._make_signals(stride))
+        self.group.agree(self.spec.operation, error)
+
+    def _make_signals(self, stride: int) -> None:
+        bases = self.schedule.bases
         self._slots = DeviceMemory(8 * max(bases.length - bases.fixed, 1))
-        self._signals = Signals(self._edges(stride), self.spec.fields, self._slots, self.spec.timeout)
-        self._status = self._signals.status_address
         self._registered: list[Segment] = []
         self._aside = Stream()  # for what must not wait for anything
         self._compile_local()
         open_work[self] = self._complete
+        self._signals = Signals(self._edges(stride), self.spec.fields, self._slots, self.spec.timeout)
+        self._status = self._signals.status_address
 
     def _peers(self) -> set[int]:
         return {*(put.peer for put in self.schedule.puts), *self.schedule.sources}

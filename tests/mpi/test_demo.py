@@ -3,6 +3,7 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,12 +87,34 @@ def test_errors_are_told_once(demo, line, reason):
     assert err[1:] == [""] * (COMM.size - 1)
 
 
+@pytest.fixture
+def example(capsys, monkeypatch):
+    """A function that runs an example, which must end well and speak on rank 0 alone."""
+
+    def run(path, *arguments):
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(path), run_name="__main__")
+        assert COMM.allgather(bool(end.value.code)) == [False] * COMM.size
+        assert COMM.allgather(bool(capsys.readouterr().out)) == [True] + [False] * (COMM.size - 1)
+
+    return run
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_example(path, capsys):
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(path), run_name="__main__")
-    assert COMM.allgather(bool(end.value.code)) == [False] * COMM.size
-    assert COMM.allgather(bool(capsys.readouterr().out)) == [True] + [False] * (COMM.size - 1)
+def test_example(example, path):
+    if path.stem == "field_io":
+        pytest.importorskip("h5py")
+    example(path)
+
+
+def test_field_of_the_example(example, folder):
+    """The file holds the whole field, whoever wrote which part."""
+    h5py = pytest.importorskip("h5py")
+    example(EXAMPLES / "field_io.py", folder)
+    with h5py.File(folder / "field.h5") as file:
+        whole = file["u"][:]
+    assert all(COMM.allgather(np.array_equal(whole, np.arange(whole.size).reshape(24, 20, 18))))
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
