@@ -39,6 +39,10 @@ cdef extern from "pack.h" nogil:
     int CUDECOMP_ABI
 
 
+# Frees something of a device; returns a status.
+ctypedef int (*release_function)(void *thing) noexcept nogil
+
+cdef void abandon(release_function release, void *thing) noexcept
 cdef const cudecomp_kernel_table *kernel_table(str device) except NULL
 
 

@@ -16,8 +16,38 @@ ctypedef const cudecomp_kernel_table *(*kernels_function)() noexcept nogil
 cdef const cudecomp_kernel_table *_host = NULL
 cdef const cudecomp_kernel_table *_cuda = NULL
 
-# CUDA programs whose owner was collected: freeing device memory waits for the whole device, so destructors only queue.
-_abandoned = []
+# What nobody uses any more, to be freed: freeing device memory waits for the whole device, so destructors only queue. In
+# C, since destructors run when the interpreter ends too, after Python's objects are gone.
+cdef struct Abandoned:
+    release_function release
+    void *thing
+    Abandoned *next
+
+cdef Abandoned *_abandoned = NULL
+
+
+cdef void abandon(release_function release, void *thing) noexcept:
+    """Queue something for `free_abandoned`; the GIL is held."""
+    global _abandoned
+    cdef Abandoned *entry = <Abandoned *> malloc(sizeof(Abandoned))
+    if entry != NULL:  # else it lives as long as the process
+        entry.release, entry.thing, entry.next = release, thing, _abandoned
+        _abandoned = entry
+
+
+def free_abandoned():
+    """Free what destructors have queued; may wait for the device."""
+    global _abandoned
+    cdef Abandoned *entry
+    cdef int status = 0, found
+    while _abandoned != NULL:
+        entry = _abandoned
+        _abandoned = entry.next
+        found = entry.release(entry.thing)
+        status = status or found
+        free(entry)
+    if status != 0:
+        raise KernelError(f"freeing device memory: status {status}")
 
 
 cdef const cudecomp_kernel_table *_open(str device) except NULL:
@@ -125,7 +155,7 @@ cdef class PackProgram:
             if self.device == "host":
                 self.kernels.destroy(self.program)
             else:
-                _abandoned.append(<uintptr_t> self.program)
+                abandon(<release_function> self.kernels.destroy, self.program)
         free(self.listed)
 
     def close(self):
@@ -180,14 +210,6 @@ cdef class PackProgram:
             raise MemoryError(f"{self.device} kernels, {call}: out of host memory")
         text = self.kernels.error_string(status).decode()
         raise KernelError(f"{self.device} kernels, {call}: status {status} ({text})")
-
-
-def free_abandoned():
-    """Free CUDA programs whose owners were collected without `close`; may wait for the device."""
-    cdef uintptr_t program
-    while _abandoned:
-        program = _abandoned.pop()
-        kernel_table("cuda").destroy(<cudecomp_program *> program)
 
 
 cdef int _fill(cudecomp_box *target, box) except -1:

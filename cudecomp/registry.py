@@ -66,9 +66,14 @@ class Registry:
         self.group = group
         here = group.nodes[group.rank]
         self.place = {rank: i for i, rank in enumerate(r for r, node in enumerate(group.nodes) if node == here)}
-        self._mine: dict[int, tuple[weakref.ref[Segment], Any]] = {}  # and what their peers still map
+        # By number: the segment, what must live as long as a peer maps it, and when it was registered.
+        self._mine: dict[int, tuple[weakref.ref[Segment], Any, int]] = {}
+        self._leaving: dict[int, Any] = {}  # memory of what was given up, by when it was registered
         self._starts: list[tuple[int, int]] = []  # (address, number) of `_mine`, sorted
         self._theirs: dict[tuple[int, int], Segment] = {}
+        self._serials: dict[tuple[int, int], int] = {}  # when they were registered
+        self._dropped: dict[tuple[int, int], weakref.ref[Segment]] = {}  # by (rank, when)
+        self._serial = 0  # counts registrations, the same on all ranks
         self._count = 0
         self._given_up: Counter[int] = Counter()  # by how many ranks, by number
         self._spare: list[int] = []  # numbers to be used again
@@ -99,9 +104,11 @@ class Registry:
 
         `error` says why this rank has none; it is raised on all ranks.
         """
-        gone = [number for number, (ref, _) in self._mine.items() if ref() is None]
-        offers = self.group.mpi.allgather((segment.offer, segment.nbytes, gone) if segment else (None, 0, gone))
-        self._unmap(offers)
+        gone = [number for number, (ref, *_) in self._mine.items() if ref() is None]
+        self._serial += 1
+        mine = (segment.offer, segment.nbytes) if segment else (None, 0)
+        offers = self.group.mpi.allgather((*mine, gone, self._lingering()))
+        self._drop(gone, offers)
         number = self._spare[-1] if self._spare else self._count
         if error is None:
             _, error = attempt(lambda: self._map(number, offers))
@@ -114,33 +121,45 @@ class Registry:
         finally:
             if segment:
                 segment.withdraw()
-            for one in gone:  # no peer maps it any more
-                del self._mine[one]
         if self._spare:
             self._spare.pop()
         else:
             self._count += 1
-        self._mine[number] = weakref.ref(segment), segment.memory
-        held = ((ref(), number) for number, (ref, _) in self._mine.items())
+        self._mine[number] = weakref.ref(segment), segment.memory, self._serial
+        held = ((ref(), number) for number, (ref, *_) in self._mine.items())
         self._starts = sorted((one.address, number) for one, number in held if one)
         return number, segment
 
-    def _map(self, number: int, offers: list[tuple[Any, int, list[int]]]) -> None:
+    def _map(self, number: int, offers: list[tuple[Any, ...]]) -> None:
         """Map what the ranks within reach offer."""
         for rank in self.reachable - {self.group.rank}:
-            offer, nbytes, _ = offers[rank]
+            offer, nbytes, *_ = offers[rank]
             if offer is not None:
                 self._theirs[rank, number] = self.segments.attach(offer, nbytes)
+                self._serials[rank, number] = self._serial
 
-    def _unmap(self, offers: list[tuple[Any, int, list[int]]]) -> None:
-        """Drop the mappings of what ranks have given up."""
-        for rank, (_, _, gone) in enumerate(offers):
+    def _drop(self, mine: list[int], offers: list[tuple[Any, ...]]) -> None:
+        """Drop what ranks have given up: this one's mappings now, its memory as soon as no peer maps it any more."""
+        for rank, (_, _, gone, _) in enumerate(offers):
             self._given_up.update(gone)
             for number in gone:
-                self._theirs.pop((rank, number), None)
+                mapped = self._theirs.pop((rank, number), None)
+                if mapped is not None:
+                    self._dropped[rank, self._serials.pop((rank, number))] = weakref.ref(mapped)
         for number in [n for n, ranks in self._given_up.items() if ranks == self.group.size]:
             del self._given_up[number]
             self._spare.append(number)
+        lingering = {serial for *_, held in offers for rank, serial in held if rank == self.group.rank}
+        self._leaving = {serial: memory for serial, memory in self._leaving.items() if serial in lingering}
+        for number in mine:
+            _, memory, serial = self._mine.pop(number)
+            if memory is not None:
+                self._leaving[serial] = memory
+
+    def _lingering(self) -> list[tuple[int, int]]:
+        """Return which segments that their ranks have given up are still mapped here: (rank, serial)."""
+        self._dropped = {key: ref for key, ref in self._dropped.items() if ref() is not None}
+        return list(self._dropped)
 
     def mapped(self, rank: int, number: int) -> Any:
         """Return a segment of another rank; it stays mapped as long as it is held, whatever its owner does."""

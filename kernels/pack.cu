@@ -236,7 +236,8 @@ __device__ void complete_tiles(const Arguments &launch, const Job *jobs) {
         wait_barrier(kTile, kThreads);
         ++tiles;
         if (jobs[slot ^ 1].segment == index) continue;
-        if (base >= 0 && threadIdx.x % kWarp == 0) complete(segment, tiles, flag ? flag + segment.flag_offset : nullptr);
+        if (base >= 0 && threadIdx.x % kWarp == 0)
+            complete(segment, tiles, flag ? flag + segment.flag_offset : nullptr);
         tiles = 0;
     }
 }
@@ -511,8 +512,8 @@ const char *error_string(int status) {
 }  // namespace cudecomp
 
 extern "C" __attribute__((visibility("default"))) const cudecomp_kernel_table *cudecomp_kernels(void) {
-    static const cudecomp_kernel_table table = {CUDECOMP_ABI,      CUDECOMP_DEVICE_CUDA, cudecomp::error_string,
-                                                cudecomp::create,  cudecomp::destroy,    cudecomp::run,
+    static const cudecomp_kernel_table table = {CUDECOMP_ABI,       CUDECOMP_DEVICE_CUDA, cudecomp::error_string,
+                                                cudecomp::create,   cudecomp::destroy,    cudecomp::run,
                                                 cudecomp::run_list, cudecomp::retain};
     return &table;
 }

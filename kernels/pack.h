@@ -61,9 +61,9 @@ typedef struct {
     /* The text of a status that a function of this table returned; static storage. */
     const char *(*error_string)(int status);
 
-    /* Compile `boxes` into a program for the current device. `flags` has one entry per segment, or is NULL. `base_count`
-     * is the length of the table that run will be given. `max_blocks` bounds the thread blocks of a launch (0: as many
-     * as fill the device; ignored on the host). May allocate and synchronise.
+    /* Compile `boxes` into a program for the current device. `flags` has one entry per segment, or is NULL.
+     * `base_count` is the length of the table that run will be given. `max_blocks` bounds the thread blocks of a launch
+     * (0: as many as fill the device; ignored on the host). May allocate and synchronise.
      *
      * Slots are bases that earlier work on the device decides about: base number base_count + i, for i < slot_count, is
      * the address in word i of the array of addresses at the last entry of the table, read while the program runs. A

@@ -395,7 +395,7 @@ const char *error_string(int status) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const cudecomp_kernel_table *cudecomp_kernels(void) {
-    static const cudecomp_kernel_table table = {CUDECOMP_ABI, CUDECOMP_DEVICE_HOST, error_string, create, destroy, run,
-                                                run_list,    nullptr};
+    static const cudecomp_kernel_table table = {
+        CUDECOMP_ABI, CUDECOMP_DEVICE_HOST, error_string, create, destroy, run, run_list, nullptr};
     return &table;
 }

@@ -17,17 +17,21 @@ namespace {
 constexpr unsigned long long kLast = 1ull << 62;  // in an epoch: none comes after it
 constexpr int kMostThreads = 1024;
 constexpr int kFree = CUDECOMP_LINE / sizeof(uint64_t);  // from written(k) to free(k), in words
-constexpr unsigned kNap = 32;                            // nanoseconds between two looks
+
+// What changes from run to run, in device memory.
+struct Progress {
+    unsigned long long epoch;    // of the latest run
+    unsigned long long stopped;  // not 0: why, and no other signal is given
+};
 
 struct State {
+    Progress *progress;
     const cudecomp_edge *edges;
     char **slots;
     uint64_t *status;
     uint64_t timeout;
     int32_t count;
     int32_t fields;
-    unsigned long long epoch;    // of the latest run
-    unsigned long long stopped;  // not 0: why, and no other signal is given
 };
 
 struct Places {
@@ -64,26 +68,24 @@ __device__ unsigned long long nanoseconds() {
 
 // ---- the parts of a signal: a thread per peer ----
 
-__device__ bool has_stopped(const State &state) {
-    return *static_cast<const volatile unsigned long long *>(&state.stopped) != 0;
+__device__ unsigned long long load_own(const unsigned long long *word) {
+    return *static_cast<const volatile unsigned long long *>(word);
 }
 
 // Stop for good; the first reason stays.
-__device__ void stop(State &state, int why, int32_t peer) {
+__device__ void stop(const State &state, int why, int32_t peer) {
     const unsigned long long reason = (static_cast<unsigned long long>(why) << 32) | uint32_t(peer);
-    if (atomicCAS(&state.stopped, 0ull, reason) == 0) store_release(state.status, reason);
+    if (atomicCAS(&state.progress->stopped, 0ull, reason) == 0) store_release(state.status, reason);
 }
 
 // Wait until a peer's epoch has been reached; false, and stopped, if it never will be.
-__device__ bool wait_for(State &state, const uint64_t *word, int32_t peer) {
-    const unsigned long long epoch = state.epoch;
+__device__ bool wait_for(const State &state, const uint64_t *word, unsigned long long epoch, int32_t peer) {
     unsigned long long start = 0;
     for (;;) {
         const unsigned long long value = load_acquire(word);
         if ((value & ~kLast) >= epoch) return true;
         if (value & kLast) stop(state, CUDECOMP_PEER_LEFT, peer);
-        if (has_stopped(state)) return false;
-        __nanosleep(kNap);
+        if (load_own(&state.progress->stopped)) return false;
         if (state.timeout == 0) continue;
         if (start == 0)
             start = nanoseconds();
@@ -92,14 +94,14 @@ __device__ bool wait_for(State &state, const uint64_t *word, int32_t peer) {
     }
 }
 
-__device__ void offer(const State &state, const cudecomp_edge &edge, const Places &places) {
+__device__ void offer(const State &state, const cudecomp_edge &edge, const Places &places, unsigned long long epoch) {
     uint64_t *line = edge.theirs + kFree;
     for (int i = 0; i < 2 * state.fields; ++i) store_relaxed(line + 1 + i, places.words[i]);
-    store_release(line, state.epoch);
+    store_release(line, epoch);
 }
 
 // Fill in where a peer's fields lie, and where written(k) is to be stored; null if nothing may be written.
-__device__ void admit(State &state, const cudecomp_edge &edge, bool ready) {
+__device__ void admit(const State &state, const cudecomp_edge &edge, bool ready) {
     char **slots = state.slots + edge.put;
     const uint64_t *line = edge.mine + kFree;
     for (int i = 0; i < state.fields; ++i)
@@ -113,26 +115,8 @@ __device__ void leave(const cudecomp_edge &edge, bool failed) {
     store_release(free, failed ? kLast : load_relaxed(free) | kLast);
 }
 
-__global__ void run_signal(State *shared, const __grid_constant__ Places places, int what) {
-    State &state = *shared;
-    const bool stopped_before = has_stopped(state);
-    __syncthreads();
-    if (threadIdx.x == 0 && (what & CUDECOMP_OFFER)) ++state.epoch;
-    __syncthreads();
-    for (int i = threadIdx.x; i < state.count; i += blockDim.x) {
-        const cudecomp_edge &edge = state.edges[i];
-        if ((what & CUDECOMP_OFFER) && edge.source && !stopped_before) offer(state, edge, places);
-    }
-    for (int i = threadIdx.x; i < state.count; i += blockDim.x) {
-        const cudecomp_edge &edge = state.edges[i];
-        if ((what & CUDECOMP_ADMIT) && edge.put >= 0)
-            admit(state, edge, !stopped_before && wait_for(state, edge.mine + kFree, edge.peer));
-        if ((what & CUDECOMP_ARRIVE) && edge.source && !stopped_before) wait_for(state, edge.mine, edge.peer);
-    }
-    if (threadIdx.x == 0 && (what & (CUDECOMP_LEAVE | CUDECOMP_FAIL))) stop(state, CUDECOMP_LEFT, 0);
-    __syncthreads();
-    const bool stopped = has_stopped(state);
-    if (!stopped || stopped_before) return;
+// Signals have stopped in this launch: nothing is written any more, and peers are told.
+__device__ void shut(const State &state, int what) {
     for (int i = threadIdx.x; i < state.count; i += blockDim.x) {
         const cudecomp_edge &edge = state.edges[i];
         if ((what & CUDECOMP_ADMIT) && edge.put >= 0) admit(state, edge, false);
@@ -140,13 +124,36 @@ __global__ void run_signal(State *shared, const __grid_constant__ Places places,
     }
 }
 
+// All offers come before the first wait. The loads at the start do not depend on each other: each takes its time.
+__global__ void run_signal(const __grid_constant__ State state, const __grid_constant__ Places places, int what) {
+    Progress *progress = state.progress;
+    const bool stopped = load_own(&progress->stopped) != 0;
+    const unsigned long long epoch = load_own(&progress->epoch) + ((what & CUDECOMP_OFFER) ? 1 : 0);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (what & CUDECOMP_OFFER) progress->epoch = epoch;
+        if (what & (CUDECOMP_LEAVE | CUDECOMP_FAIL)) stop(state, CUDECOMP_LEFT, 0);
+    }
+    if ((what & CUDECOMP_OFFER) && !stopped)
+        for (int i = threadIdx.x; i < state.count; i += blockDim.x)
+            if (state.edges[i].source) offer(state, state.edges[i], places, epoch);
+    for (int i = threadIdx.x; i < state.count; i += blockDim.x) {
+        const cudecomp_edge &edge = state.edges[i];
+        if ((what & CUDECOMP_ADMIT) && edge.put >= 0)
+            admit(state, edge, !stopped && wait_for(state, edge.mine + kFree, epoch, edge.peer));
+        if ((what & CUDECOMP_ARRIVE) && edge.source && !stopped) wait_for(state, edge.mine, epoch, edge.peer);
+    }
+    __syncthreads();
+    if (!stopped && load_own(&progress->stopped)) shut(state, what);
+}
+
 }  // namespace
 }  // namespace cudecomp
 
 struct cudecomp_signals {
-    cudecomp::State *state;  // followed by the edges
+    cudecomp::State state;
+    void *memory;  // progress and edges
     unsigned threads;
-    int32_t fields;
 };
 
 namespace cudecomp {
@@ -154,22 +161,20 @@ namespace {
 
 int destroy(cudecomp_signals *signals) {
     if (!signals) return 0;
-    cudaError_t error = signals->state ? cudaFree(signals->state) : cudaSuccess;
+    cudaError_t error = signals->memory ? cudaFree(signals->memory) : cudaSuccess;
     delete signals;
     return error;
 }
 
-cudaError_t upload(const State &state, const cudecomp_edge *edges, cudecomp_signals &signals) {
-    const size_t bytes = size_t(state.count) * sizeof(cudecomp_edge);
-    void *memory = nullptr;
-    cudaError_t error = cudaMalloc(&memory, sizeof(State) + bytes);
+cudaError_t upload(const cudecomp_edge *edges, cudecomp_signals &signals) {
+    const size_t bytes = size_t(signals.state.count) * sizeof(cudecomp_edge);
+    cudaError_t error = cudaMalloc(&signals.memory, CUDECOMP_LINE + bytes);
     if (error != cudaSuccess) return error;
-    signals.state = static_cast<State *>(memory);
-    State here = state;
-    cudecomp_edge *there = reinterpret_cast<cudecomp_edge *>(signals.state + 1);
-    here.edges = there;
-    error = cudaMemcpy(signals.state, &here, sizeof here, cudaMemcpyHostToDevice);
-    if (error == cudaSuccess && bytes) error = cudaMemcpy(there, edges, bytes, cudaMemcpyHostToDevice);
+    char *there = static_cast<char *>(signals.memory);
+    signals.state.progress = reinterpret_cast<Progress *>(there);
+    signals.state.edges = reinterpret_cast<const cudecomp_edge *>(there + CUDECOMP_LINE);
+    error = cudaMemset(there, 0, CUDECOMP_LINE);
+    if (error == cudaSuccess && bytes) error = cudaMemcpy(there + CUDECOMP_LINE, edges, bytes, cudaMemcpyHostToDevice);
     // Loads the kernel too, which a capture would forbid.
     cudaFuncAttributes attributes;
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, run_signal);
@@ -184,11 +189,9 @@ int create(const cudecomp_edge *edges, int64_t count, int64_t fields, char **slo
         return CUDECOMP_INVALID;
     cudecomp_signals *made = new (std::nothrow) cudecomp_signals{};
     if (!made) return CUDECOMP_NO_MEMORY;
-    const State state = {nullptr, slots, status, timeout, int32_t(count), int32_t(fields), 0, 0};
-    made->fields = int32_t(fields);
-    made->threads = count < kMostThreads ? unsigned(count + 31) / 32 * 32 : kMostThreads;
-    if (made->threads == 0) made->threads = 32;
-    const cudaError_t error = upload(state, edges, *made);
+    made->state = {nullptr, nullptr, slots, status, timeout, int32_t(count), int32_t(fields)};
+    made->threads = count == 0 ? 32 : count < kMostThreads ? unsigned(count + 31) / 32 * 32 : kMostThreads;
+    const cudaError_t error = upload(edges, *made);
     if (error == cudaSuccess)
         *signals = made;
     else
@@ -200,7 +203,7 @@ int create(const cudecomp_edge *edges, int64_t count, int64_t fields, char **slo
 int signal(cudecomp_signals *signals, int32_t what, const uint64_t *places, void *stream) {
     if (!signals || ((what & CUDECOMP_OFFER) && !places)) return CUDECOMP_INVALID;
     Places copied;
-    if (places) std::memcpy(copied.words, places, size_t(signals->fields) * 2 * sizeof(uint64_t));
+    if (places) std::memcpy(copied.words, places, size_t(signals->state.fields) * 2 * sizeof(uint64_t));
     void *arguments[] = {&signals->state, &copied, &what};
     const cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void *>(run_signal), dim3(1),
                                                dim3(signals->threads), arguments, 0, static_cast<cudaStream_t>(stream));

@@ -35,12 +35,12 @@ enum { CUDECOMP_TIMED_OUT = 1, CUDECOMP_PEER_LEFT = 2, CUDECOMP_LEFT = 3 };
 
 /* A pair of ranks. All addresses are those of this process's device. */
 typedef struct {
-    uint64_t *theirs;   /* this rank's lines in the peer's control memory */
-    uint64_t *mine;     /* the peer's lines in this rank's control memory */
-    char **table;       /* where the peer's registrations are mapped, by number */
-    int32_t peer;       /* its rank */
-    int32_t put;        /* the first of its slots: one per field, then one for written(k); -1: nothing is written there */
-    int32_t source;     /* whether it writes into this rank's memory */
+    uint64_t *theirs; /* this rank's lines in the peer's control memory */
+    uint64_t *mine;   /* the peer's lines in this rank's control memory */
+    char **table;     /* where the peer's registrations are mapped, by number */
+    int32_t peer;     /* its rank */
+    int32_t put;      /* the first of its slots: one per field, then one for written(k); -1: nothing is written there */
+    int32_t source;   /* whether it writes into this rank's memory */
     int32_t unused;
 } cudecomp_edge;
 

@@ -187,11 +187,12 @@ class CudaDirectEngine(CudaEngine):
             raise found
 
     def _release(self) -> None:
-        signals, own = self._signals, self._stream.address
-        if signals is not None:
+        if self._signals is not None:
+            own = self._stream.address
             self._complete.order(own)
-            signals.give(LEAVE, own)
+            self._signals.give(LEAVE, own)
             self._complete.record(own)
-            closed_work.append((self._complete, (signals, self.local, self.unpack, *self._in_use())))
-            self._signals = None
+            closed_work.append((self._complete, (self._signals, self.local, self.unpack, *self._in_use())))
+            # Peers free their memory when nobody maps it any more: nothing of it stays with the engine.
+            self._signals, self._theirs, self._control, self._registered = None, {}, None, []
         super()._release()

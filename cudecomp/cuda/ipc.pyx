@@ -14,11 +14,12 @@ from cuda.bindings cimport cyruntime as rt
 
 from cudecomp.cuda.runtime cimport check
 from cudecomp.cuda.signals cimport cudecomp_signal_table, signal_table
+from cudecomp.pack cimport abandon
 
 import os
 import weakref
 
-from cudecomp.cuda.memory import DeviceMemory, abandon, free_abandoned
+from cudecomp.cuda.memory import DeviceMemory, finish_closed_work, free_abandoned
 from cudecomp.cuda.runtime import copy, Stream, synchronize
 
 # Smaller allocations share one of the driver's blocks, which is what would be exported.
@@ -66,7 +67,7 @@ cdef class Mapped:
     def __dealloc__(self):
         # Closing may wait for the device, as freeing does.
         if self.start != NULL:
-            abandon(_close, <uintptr_t> self.start)
+            abandon(&_close, self.start)
 
     @property
     def address(self):
@@ -74,15 +75,19 @@ cdef class Mapped:
         return <uintptr_t> self.start
 
 
-def _close(uintptr_t address):
-    check(rt.cudaIpcCloseMemHandle(<void *> address), "cudaIpcCloseMemHandle")
+cdef int _close(void *start) noexcept nogil:
+    return rt.cudaIpcCloseMemHandle(start)
 
 
 def _map(key, handle):
     """Return the mapping of an allocation, made at its first use."""
     found = _mapped.get(key)
     if found is None:
-        free_abandoned()  # a mapping of the same allocation may still be there
+        if not free_abandoned():
+            finish_closed_work()
+        process, base, *_ = key
+        if any((process, base) == (other[0], other[1]) for other in list(_mapped)):
+            raise OSError(f"the device memory of process {process} at {base:#x} was freed while a plan still uses it")
         found = _mapped[key] = Mapped(handle)
     return found
 

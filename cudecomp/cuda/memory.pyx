@@ -15,6 +15,7 @@ from libc.stdlib cimport free, malloc
 from cuda.bindings cimport cyruntime as rt
 
 from cudecomp.cuda.runtime cimport check
+from cudecomp.pack cimport abandon
 
 import weakref
 from math import prod
@@ -23,10 +24,7 @@ import numpy as np
 
 from cudecomp.cuda.runtime import copy as copy_bytes
 from cudecomp.cuda.runtime import current_device, synchronize
-from cudecomp.pack import free_abandoned as free_programs
-
-# What nobody uses any more: how to free it, and its address.
-_abandoned = []
+from cudecomp.pack import free_abandoned as free_queued
 
 # Work on the device that may wait for peers: an event after it, by whoever put it onto a stream and is still open, and
 # after the last work of those that were closed, with what that work uses.
@@ -34,31 +32,35 @@ open_work = weakref.WeakKeyDictionary()
 closed_work = []
 
 
-def abandon(release, uintptr_t address):
-    """Queue something for `free_abandoned`, which calls `release(address)`."""
-    _abandoned.append((release, address))
-
-
 def free_abandoned():
     """Free the memory and programs whose last owner is gone; may wait for the device.
 
-    Does nothing while work on the device may be waiting for peers: it would wait as long.
+    Does nothing, and returns False, while work on the device may be waiting for peers: it would wait as long.
     """
     closed_work[:] = [(event, kept) for event, kept in closed_work if not event.done()]
     if closed_work or not all(event.done() for event in list(open_work.values())):
-        return
-    free_programs()
-    while _abandoned:
-        release, address = _abandoned.pop()
-        release(address)
+        return False
+    free_queued()
+    return True
 
 
-def _free_device(uintptr_t address):
-    check(rt.cudaFree(<void *> address), "cudaFree")
+def finish_closed_work():
+    """Wait for the last work of what was closed, and free it.
+
+    The driver does not tell an allocation from an earlier one in the same place as long as that is mapped.
+    """
+    for event, _ in closed_work:
+        event.synchronize()
+    closed_work.clear()
+    free_queued()
 
 
-def _free_pinned(uintptr_t address):
-    check(rt.cudaFreeHost(<void *> address), "cudaFreeHost")
+cdef int _free_device(void *pointer) noexcept nogil:
+    return rt.cudaFree(pointer)
+
+
+cdef int _free_pinned(void *pointer) noexcept nogil:
+    return rt.cudaFreeHost(pointer)
 
 
 cdef class DeviceMemory:
@@ -76,7 +78,7 @@ cdef class DeviceMemory:
 
     def __dealloc__(self):
         if self.pointer != NULL:
-            abandon(_free_device, <uintptr_t> self.pointer)
+            abandon(&_free_device, self.pointer)
 
     @property
     def address(self):
@@ -98,7 +100,7 @@ cdef class PinnedMemory:
 
     def __dealloc__(self):
         if self.pointer != NULL:
-            abandon(_free_pinned, <uintptr_t> self.pointer)
+            abandon(&_free_pinned, self.pointer)
 
     @property
     def address(self):

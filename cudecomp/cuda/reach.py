@@ -27,7 +27,7 @@ class DeviceRegistry(Registry):
         """Return the address, in device memory, of the addresses of a rank's registrations by number."""
         return int(self._table.address) + 8 * MOST * self.place[rank]
 
-    def _map(self, number: int, offers: list[tuple[Any, int, list[int]]]) -> None:
+    def _map(self, number: int, offers: list[tuple[Any, ...]]) -> None:
         if number >= MOST:
             raise MemoryError(f"the ranks of this communicator share {MOST} device arrays, expected no more")
         super()._map(number, offers)
@@ -35,6 +35,7 @@ class DeviceRegistry(Registry):
             if (rank, number) in self._theirs:
                 write_words(self.table(rank) + 8 * number, [self.address(rank, number)])
 
-    def _unmap(self, offers: list[tuple[Any, int, list[int]]]) -> None:
-        super()._unmap(offers)
-        free_abandoned()
+    def _lingering(self) -> list[tuple[int, int]]:
+        """Return which segments that their ranks have given up are still mapped here: (rank, serial)."""
+        # What nobody holds is mapped until it is closed, which has to wait until the device waits for no peer.
+        return super()._lingering() if free_abandoned() else list(self._dropped)

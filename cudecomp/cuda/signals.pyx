@@ -8,7 +8,9 @@ from libc.stdlib cimport calloc, free, malloc
 import os
 
 from cudecomp.cuda.graph cimport Step
-from cudecomp.cuda.memory import abandon, PinnedMemory
+from cudecomp.pack cimport abandon, release_function
+
+from cudecomp.cuda.memory import PinnedMemory
 from cudecomp.errors import KernelError
 from cudecomp.library cimport open_symbol
 
@@ -79,7 +81,7 @@ cdef class Signals:
 
     def __dealloc__(self):
         if self.signals != NULL:
-            abandon(_destroy, <uintptr_t> self.signals)
+            abandon(<release_function> self.table.destroy, self.signals)
 
     @property
     def stopped(self):
@@ -101,10 +103,6 @@ cdef class Signals:
         if status == 0:
             return 0
         raise KernelError(f"cuda kernels, {call}: status {status} ({self.table.error_string(status).decode()})")
-
-
-def _destroy(uintptr_t signals):
-    signal_table().destroy(<cudecomp_signals *> signals)
 
 
 cdef int _fill(cudecomp_edge *made, edge) except -1:
