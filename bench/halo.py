@@ -97,16 +97,17 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
             name: stack.enter_context(HaloPlan(case.pencil, dtype, comm, device=device.name, **way, **keywords))
             for name, way in ways(options).items()
         }
-        # Any transport takes the array of the direct one, which needs its own.
-        array = next((p for p in plans.values() if p.backend == "direct"), next(iter(plans.values()))).empty_src()
-        device.touch(array)
+        # An array for each: writes of peers would move the lines of a common one to other cores.
+        arrays = {name: plan.empty_src() for name, plan in plans.items()}
+        for array in arrays.values():
+            device.touch(array)
         nbytes = case.items(comm.rank) * dtype.itemsize * options.fields
         copy_from, copy_to = device.empty(nbytes), device.empty(nbytes)
         actions: dict[str, Callable[[], Any]] = {"copy": lambda: device.copy(copy_to, copy_from)}
         for name, plan in plans.items():
-            actions[name] = plan.bind(array).run
+            actions[name] = plan.bind(arrays[name]).run
             if plan.capturable:
-                actions[f"{name} replay"] = plan.capture(array).replay
+                actions[f"{name} replay"] = plan.capture(arrays[name]).replay
         times = measure.rounds(device, MpiRanks(comm), actions, options.seconds)
         said = [line for plan in plans.values() for line in plan.explain().splitlines()]
     return {
