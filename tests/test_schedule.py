@@ -3,6 +3,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from strategies import pairs
 
 from cudecomp import Exchange, Pencil, ProcessGrid
+from cudecomp.halo import halo_exchange
 from cudecomp.schedule import ALIGNMENT, Schedule, aligned, exchange_subgrid, has_no_gaps, packed_strides, same_layout
 
 FEW = settings(deadline=None, max_examples=150)
@@ -29,6 +31,7 @@ def options(draw):
         "inplace": draw(st.booleans()),
         "zero_copy": draw(st.booleans()),
         "uniform": draw(st.booleans()),
+        "worth": draw(st.sampled_from([1, 1 << 20])),
     }
 
 
@@ -58,6 +61,7 @@ class Player:
         send, recv = (np.zeros(n, dtype) for n in (schedule.send_items, schedule.recv_items))
         self.memory = [*arrays, send, recv]
         self.writes = [np.zeros(array.size, int) for array in self.memory]
+        self.received = Counter()
 
     def _overlaid(self, buffer, wanted):
         pencil, rank = self.schedule.exchange.dst, self.schedule.exchange.rank
@@ -83,8 +87,10 @@ class Player:
         return slice(part.offset, part.offset + part.items)
 
     def receive(self, sender, sent):
-        """Take the message `sent` of another rank to where it is expected."""
-        (there,) = (part for part in self.schedule.recvs if part.peer == sender.schedule.exchange.rank)
+        """Take the message `sent` of another rank to where it is expected: the messages of a rank come in order."""
+        source = sender.schedule.exchange.rank
+        there = [part for part in self.schedule.recvs if part.peer == source][self.received[source]]
+        self.received[source] += 1
         assert there.items == sent.items
         self.memory[there.base][self.message(there)] = sender.memory[sent.base][sender.message(sent)]
         self.writes[there.base][self.message(there)] += 1
@@ -156,8 +162,12 @@ def test_parts_and_segments_fit_together(pair, some):
             (schedule.recvs, exchange.recvs, schedule.unpack),
         ):
             others = [message for message in messages if message.peer != exchange.rank]
-            assert [part.peer for part in parts] == [message.peer for message in others]
-            assert [part.items for part in parts] == [message.items * schedule.fields for message in others]
+            per_peer = [(peer, list(some)) for peer, some in itertools.groupby(parts, lambda part: part.peer)]
+            assert [peer for peer, _ in per_peer] == [message.peer for message in others]
+            assert [sum(part.items for part in some) for _, some in per_peer] == [
+                message.items * schedule.fields for message in others
+            ]
+            assert all(len(some) in (1, schedule.fields) for _, some in per_peer)
             numbered = [part.segment for part in parts if part.segment >= 0]
             assert numbered == list(range(len(numbered)))
             assert len(program) - len(numbered) in (0, 1)
@@ -167,8 +177,9 @@ def test_parts_and_segments_fit_together(pair, some):
                     assert items == part.items
             if schedule.uniform:
                 assert len({part.base for part in parts}) <= 1
+                assert len(parts) == len(others)
         assert schedule.message_segments == sum(part.segment >= 0 for part in schedule.sends)
-        if not schedule.zero_copy or schedule.inplace or schedule.fields > 1:
+        if not schedule.zero_copy or schedule.inplace:
             assert all(part.segment >= 0 for part in schedule.sends + schedule.recvs)
 
 
@@ -205,6 +216,54 @@ def test_a_slab_along_its_first_axis_is_sent_and_received_without_a_copy():
     assert [part.segment for part in back.recvs] == [-1] * 3
     assert back.recv_items == 0
     assert "3 of 3 messages land in the destination array (no unpack)" in back.rewrites
+
+
+@pytest.mark.parametrize(("n", "apart"), [(64, True), (16, False)])
+def test_fields_without_gaps_travel_one_by_one_where_they_are_large(n, apart):
+    """Each field then leaves from its own array; small ones share a message, which costs less than three."""
+    grid = ProcessGrid((4, 1))
+    x, y = Pencil((n, n, n), grid, 0), Pencil((n, n, n), grid, 1)
+    there, back = Schedule(Exchange(x, y, 0), 8, fields=3), Schedule(Exchange(y, x, 0), 8, fields=3)
+    for parts, items, ring in ((there.sends, there.send_items, (1, 2, 3)), (back.recvs, back.recv_items, (3, 2, 1))):
+        assert [part.peer for part in parts] == [peer for peer in ring for _ in range(3 if apart else 1)]
+        assert [part.segment for part in parts] == ([-1] * 9 if apart else [0, 1, 2])
+        assert (items == 0) == apart
+    if apart:
+        assert [part.base for part in there.sends] == [there.bases.src(field) for field in (0, 1, 2)] * 3
+        assert "9 of 9 messages leave from the source array (already packed)" in there.rewrites
+    assert len(Schedule(Exchange(x, y, 0), 8, fields=3, uniform=True).sends) == 3
+
+
+def test_fields_with_gaps_share_a_message():
+    grid = ProcessGrid((1, 4))
+    x, y = Pencil((64, 64, 64), grid, 1), Pencil((64, 64, 64), grid, 2, order="contiguous")
+    assert [part.segment for part in Schedule(Exchange(x, y, 0), 8, fields=3).sends] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fields", [1, 3])
+@pytest.mark.parametrize(("ranks", "peers"), [(2, [1, 1]), (4, [1, 3])])
+def test_faces_without_gaps_are_sent_and_received_without_a_copy(ranks, peers, fields):
+    """Two ranks of a periodic axis share two faces, which lie apart: each is a message."""
+    pencil = Pencil((16, 80, 80), ProcessGrid((ranks, 1)), 2, halo=1)
+    all_ranks = [Schedule(halo_exchange(pencil, r, (True,) * 3, (0,)), 8, fields=fields) for r in range(ranks)]
+    one = all_ranks[0]
+    assert sorted(part.peer for part in one.sends) == sorted(peers * fields)
+    assert {part.segment for part in one.sends + one.recvs} == {-1}
+    assert one.workspace_bytes == 0
+    assert one.pack == one.unpack == ()
+    count = 2 * fields
+    assert f"{count} of {count} messages leave from the source array (already packed)" in one.rewrites
+    assert f"{count} of {count} messages land in the destination array (no unpack)" in one.rewrites
+    for rank, peer in itertools.product(range(ranks), repeat=2):  # both ends have the same messages in the same order
+        sent = [(p.items, p.base) for p in all_ranks[rank].sends if p.peer == peer]
+        assert sent == [(p.items, p.base - fields) for p in all_ranks[peer].recvs if p.peer == rank]
+
+
+def test_faces_with_gaps_are_packed_into_one_message():
+    pencil = Pencil((80, 80, 16), ProcessGrid((1, 2)), 0, halo=1)
+    schedule = Schedule(halo_exchange(pencil, 0, (True,) * 3, (2,)), 8)
+    assert [(part.peer, part.segment) for part in schedule.sends + schedule.recvs] == [(1, 0), (1, 0)]
+    assert [len(segment) for segment in schedule.pack] == [2]
 
 
 def test_zero_copy_can_be_forbidden():

@@ -52,6 +52,8 @@ class PointToPoint:
         self._tag = tag
         self._sends: list[Any] = [MPI.REQUEST_NULL] * len(wire.sends)
         self._recvs: list[Any] = [MPI.REQUEST_NULL] * len(wire.recvs)
+        # Several messages between two ranks are told apart by the order in which they are started, one by one.
+        self._ordered = any(len({part.peer for part in parts}) < len(parts) for parts in (wire.sends, wire.recvs))
         self._persistent_recvs: list[Any] = []
 
     def rebind(self, send: int, recv: int) -> None:
@@ -69,10 +71,13 @@ class PointToPoint:
     def post(self, table: Any) -> None:
         """Start all receives."""
         wire = self._wire
-        MPI.Prequest.Startall(self._persistent_recvs)
+        if not self._ordered:
+            MPI.Prequest.Startall(self._persistent_recvs)
         for i, part in enumerate(wire.recvs):
             if part.base != wire.recv_base:
                 self._recvs[i] = self._comm.Irecv(wire.buffer(part, table[part.base]), part.peer, self._tag)
+            elif self._ordered:
+                self._recvs[i].Start()
 
     def send(self, first: int, last: int, table: Any) -> None:
         """Start the messages first <= i < last."""
@@ -80,10 +85,12 @@ class PointToPoint:
         ready = []
         for i in range(first, last):
             part = wire.sends[i]
-            if part.base == wire.send_base:
-                ready.append(self._sends[i])
-            else:
+            if part.base != wire.send_base:
                 self._sends[i] = self._comm.Isend(wire.buffer(part, table[part.base]), part.peer, self._tag)
+            elif self._ordered:
+                self._sends[i].Start()
+            else:
+                ready.append(self._sends[i])
         MPI.Prequest.Startall(ready)
 
     def arrived(self) -> list[int]:

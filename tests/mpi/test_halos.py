@@ -57,6 +57,45 @@ def test_halos_equal_the_reference(comm, verdict, backend):
     verdict(found)
 
 
+@pytest.mark.parametrize("fields", [1, 3])
+@pytest.mark.parametrize("backend", ["direct", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a"])
+def test_faces_without_gaps_are_neither_packed_nor_unpacked(comm, verdict, backend, fields):
+    """Planes along the slowest axis leave from the array and land in it, one message each, two of them to one peer on
+    two ranks; the collective takes one message per peer, so that it packs those two.
+    """
+    found = []
+    for width, order, axis in [(1, None, 0), ((2, 1), (1, 2, 0), 1)]:
+        shape = tuple(4 * comm.size if a == axis else 80 for a in range(3))
+        halo = tuple(width if a == axis else 1 for a in range(3))
+        pencil = Pencil(shape, ProcessGrid((comm.size, 1)), 1 - axis, halo=halo, order=order)
+        before, after = outcome(pencil, (True,) * 3, (axis,), "f8")
+        options = {"periods": True, "axes": axis, "backend": backend, "fields": fields}
+        with HaloPlan(pencil, "f8", comm, **options) as plan:
+            array = plan.empty_src()
+            for _ in range(3):
+                array[...] = before[comm.rank]
+                plan.run(array)
+                if not same_bytes(array, np.broadcast_to(after[comm.rank], array.shape)):
+                    found.append(f"{pencil}, {options}")
+            found += [f"{options}: {text}" for text in not_in_effect(plan)]
+    verdict(found)
+
+
+def not_in_effect(plan):
+    """What is wrong with the messages of a plan that updates one axis, whose faces have no gaps."""
+    size, by_message = plan.comm.size, plan.backend != "direct" and plan.comm.size > 1
+    if plan.backend == "mpi_a2a" and (size == 2 or plan.fields > 1):
+        return []
+    count = 2 * plan.fields if by_message else 0
+    texts = [f"{count} of {count} messages leave from the source array", f"{count} of {count} messages land in"]
+    found = [repr(plan)] if by_message and not all(t in repr(plan) and t in plan.explain() for t in texts) else []
+    if plan.stats["messages"] != 3 * count:
+        found.append(f"{plan.stats['messages']} messages in 3 runs, expected {3 * count}")
+    if by_message and plan.workspace_bytes:
+        found.append(f"{plan.workspace_bytes} bytes of workspace")
+    return found
+
+
 def test_hosts_made_up(comm, verdict):
     """Ranks of other hosts get messages within the same update."""
     found = []
