@@ -43,7 +43,7 @@ class Wire:
 
 
 class PointToPoint:
-    """Sends and receives, one per peer (`mpi_p2p`), as soon as each is packed (`mpi_p2p_pl`)."""
+    """Sends and receives, all at once (`mpi_p2p`), or each as soon as it is packed (`mpi_p2p_pl`)."""
 
     def __init__(self, comm: MPI.Intracomm, wire: Wire, tag: int, pipelined: bool):
         self.pipelined = pipelined
@@ -140,8 +140,8 @@ class AllToAll:
         send = self._address(wire.sends, wire.send_base, self._addresses[0], table)
         recv = self._address(wire.recvs, wire.recv_base, self._addresses[1], table)
         self._request = self._comm.Ialltoallv(
-            [self._memory(send, self._send), self._send, wire.item],
-            [self._memory(recv, self._recv), self._recv, wire.item],
+            [self._memory(send, wire.sends, self._send), self._send, wire.item],
+            [self._memory(recv, wire.recvs, self._recv), self._recv, wire.item],
         )
 
     def arrived(self) -> list[int]:
@@ -162,16 +162,26 @@ class AllToAll:
     @staticmethod
     def _counts(parts: Sequence[Any], place: dict[int, int]) -> tuple[list[int], list[int]]:
         counts, offsets = [0] * len(place), [0] * len(place)
+        first = AllToAll._first(parts)
         for part in parts:
             counts[place[part.peer]] = part.items
-            offsets[place[part.peer]] = part.offset
+            offsets[place[part.peer]] = part.offset - first
         return counts, offsets
+
+    @staticmethod
+    def _first(parts: Sequence[Any]) -> int:
+        """Return where the parts begin, in items from their base.
+
+        A halo update sends from the array that it receives into. Buffers that begin at one address would be taken for
+        an exchange in place (by Open MPI: MPI_IN_PLACE or not).
+        """
+        return min((part.offset for part in parts), default=0)
 
     @staticmethod
     def _address(parts: Sequence[Any], workspace_base: int, workspace: int, table: Any) -> int:
         """Return the address of the one base that all parts share."""
         return workspace if not parts or parts[0].base == workspace_base else int(table[parts[0].base])
 
-    def _memory(self, address: int, vector: tuple[list[int], list[int]]) -> Any:
+    def _memory(self, address: int, parts: Sequence[Any], vector: tuple[list[int], list[int]]) -> Any:
         items = max((n + offset for n, offset in zip(*vector, strict=True)), default=0)
-        return MPI.memory.fromaddress(address, items * self._wire.itemsize)
+        return MPI.memory.fromaddress(address + self._first(parts) * self._wire.itemsize, items * self._wire.itemsize)
