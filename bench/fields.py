@@ -102,7 +102,8 @@ def report(results: list[dict[str, Any]], options: argparse.Namespace, device: A
     print("Copy of all in milliseconds; fields one by one and at once as multiples of it, and at once over one by one;")
     print(f"{options.statistic} over the rounds, of the slowest rank each.\n")
     head = [title for name in names for title in (f"{name}: apart", "at once", "ratio")]
-    print(measure.table(["size, grid, axes, orders", "copy", *head], [row(r, names, options.statistic) for r in results]))
+    rows = [row(result, names, options.statistic) for result in results]
+    print(measure.table(["size, grid, axes, orders", "copy", *head], rows))
     if options.json:
         library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
         measure.record(options.json, device, {**vars(options), "ranks": comm.size}, results, mpi=library)

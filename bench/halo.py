@@ -3,9 +3,9 @@
 
     mpiexec -n 2 python bench/halo.py --shape 256 --widths 1 2 3
 
-Without options: periodic updates of each axis by itself and of all axes in one step, with halos of one to three cells on
-all axes, on every process grid, for pencils of the first and the last axis, by every transport. On a GPU, plans of which
-a graph holds the whole operation are also replayed. docs/performance.md explains the figures.
+Without options: periodic updates of each axis by itself and of all axes in one step, with halos of one to three cells
+on all axes, on every process grid, for pencils of the first and the last axis, by every transport. On a GPU, plans of
+which a graph holds the whole operation are also replayed. docs/performance.md explains the figures.
 """
 
 from __future__ import annotations

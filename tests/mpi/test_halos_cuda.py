@@ -43,7 +43,7 @@ def test_updates_equal_the_reference(ranks, verdict, backend, launch):
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_large_faces_with_and_without_gaps(ranks, verdict, backend, captured):
-    """Each axis in turn is the one that is cut: faces leave from the array, or are packed; fields share messages or not."""
+    """Each axis in turn is the one that is cut: faces leave from the array, or are packed; fields go apart, or not."""
     found = []
     for entry, axis in ((0, 2), (1, 2), (1, 0)):
         grid = ProcessGrid((ranks.size, 1) if entry == 0 else (1, ranks.size))

@@ -284,7 +284,7 @@ def test_rewrites_are_in_effect(comm):
 
 @pytest.mark.parametrize("backend", ["mpi_p2p", "mpi_p2p_pl"])
 def test_large_fields_without_gaps_travel_one_by_one(comm, verdict, backend):
-    """On one end each lies in its own array, on the other one in the workspace; the messages of a peer keep their order."""
+    """On one end each lies in its own array, on the other in the workspace; the messages of a peer keep their order."""
     grid, shape = ProcessGrid((SIZE, 1)), (4 * SIZE, 4 * SIZE, 400)
     src, dst = Pencil(shape, grid, 0), Pencil(shape, grid, 1)
     found, count = [], 3 * (SIZE - 1)
