@@ -7,11 +7,11 @@ in the schedule. Both ends of a message derive its wire order from the same numb
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import gcd, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .exchange import BoxCopy, Exchange, Message
 from .pencil import Pencil
@@ -101,22 +101,30 @@ class Part(NamedTuple):
     segment: int  # of the pack or unpack program; -1: the message lies in the user's array, nothing to pack or unpack
 
 
+class Block(NamedTuple):
+    """Boxes that together fill one box of the receiver, and travel as that box."""
+
+    shape: tuple[int, ...]
+    dst_start: tuple[int, ...]
+    copies: tuple[BoxCopy, ...]
+
+
 class Load(NamedTuple):
-    """What travels in one piece: boxes of some fields, one field after the other."""
+    """What travels in one piece: blocks of some fields, one field after the other."""
 
     peer: int
-    copies: tuple[BoxCopy, ...]
+    blocks: tuple[Block, ...]
     fields: range
 
     @property
     def items(self) -> int:
         """Number of items."""
-        return sum(copy.items for copy in self.copies) * len(self.fields)
+        return sum(prod(block.shape) for block in self.blocks) * len(self.fields)
 
     @property
     def pieces(self) -> int:
-        """How many boxes lie in different places of the arrays."""
-        return len(self.copies) * len(self.fields)
+        """How many blocks lie in different places of the arrays."""
+        return len(self.blocks) * len(self.fields)
 
 
 class Put(NamedTuple):
@@ -386,27 +394,30 @@ class Schedule:
         return -(-items // step) * step
 
     def _whole(self, message: Message) -> Load:
-        return Load(message.peer, message.copies, range(self.fields))
+        return Load(message.peer, blocks_of(message.copies, self.exchange.dst.order), range(self.fields))
 
     def _loads(self, message: Message, packing: bool) -> list[Load]:
-        """Return what a message is sent as: one piece, or each box of each field by itself.
+        """Return what a message is sent as: one piece, or each block of each field by itself.
 
-        The latter where it is large enough to be worth more messages, and all boxes are without gaps at one of the
-        ends: there they need no pass through the workspace. Both ends decide alike.
+        The latter where blocks are large enough to be worth more messages, and all are without gaps at one of the ends:
+        there they need no pass through the workspace. Both ends decide alike.
         """
-        apart = [Load(message.peer, (box,), range(f, f + 1)) for f in range(self.fields) for box in message.copies]
         whole = self._whole(message)
-        if len(apart) == 1 or self.uniform or not self._may_skip:
+        if whole.pieces == 1 or self.uniform or not self._may_skip:
             return [whole]
-        if whole.items * self.itemsize < len(apart) * self.worth:
+        if whole.items * self.itemsize < whole.pieces * self.worth:
             return [whole]
-        return apart if any(self._has_no_gaps(message, side, packing) for side in (True, False)) else [whole]
+        if not any(self._has_no_gaps(whole, side, packing) for side in (True, False)):
+            return [whole]
+        return [whole._replace(blocks=(block,), fields=range(f, f + 1)) for f in whole.fields for block in whole.blocks]
 
-    def _has_no_gaps(self, message: Message | Load, sending: bool, packing: bool) -> bool:
-        """Tell whether each box of a message is without gaps in the array of its sender, or of its receiver."""
+    def _has_no_gaps(self, load: Load, sending: bool, packing: bool) -> bool:
+        """Tell whether each block of a load is without gaps in the array of its sender, or of its receiver."""
+        if sending and any(len(block.copies) > 1 for block in load.blocks):
+            return False
         pencil = self._array(sending)[0]
-        strides = self._strides(pencil, self.exchange.rank if sending == packing else message.peer)
-        return all(has_no_gaps(box.shape, strides, pencil.order) for box in message.copies)
+        strides = self._strides(pencil, self.exchange.rank if sending == packing else load.peer)
+        return all(has_no_gaps(block.shape, strides, pencil.order) for block in load.blocks)
 
     def _order(self, load: Load, packing: bool) -> tuple[int, ...]:
         """Return the order of axes in which boxes travel: the source's or the destination's memory order.
@@ -442,15 +453,15 @@ class Schedule:
         return self.zero_copy and not self.inplace
 
     def _lies_in_array(self, load: Load, packing: bool) -> bool:
-        if not self._may_skip or load.pieces > 1:
+        if not self._may_skip or load.pieces > 1 or (packing and len(load.blocks[0].copies) > 1):
             return False
         strides = self._strides(self._array(packing)[0], self.exchange.rank)
-        return has_no_gaps(load.copies[0].shape, strides, self._order(load, packing))
+        return has_no_gaps(load.blocks[0].shape, strides, self._order(load, packing))
 
     def _part_in_array(self, load: Load, packing: bool) -> Part:
         pencil, base = self._array(packing)
-        box = load.copies[0]
-        offset = pencil.offset(self.exchange.rank, box.src_start if packing else box.dst_start)
+        block = load.blocks[0]
+        offset = pencil.offset(self.exchange.rank, block.copies[0].src_start if packing else block.dst_start)
         return Part(load.peer, base(load.fields[0]), offset, load.items, -1)
 
     def _copies(self, load: Load, offset: int, packing: bool, through: int | None = None) -> tuple[Copy, ...]:
@@ -460,11 +471,21 @@ class Schedule:
         base = through if through is not None else self.bases.send if packing else self.bases.recv
         strides, copies = self._strides(pencil, rank), []
         for field in load.fields:
-            for box in load.copies:
-                near = array(field), pencil.offset(rank, box.src_start if packing else box.dst_start), strides
-                packed = base, offset, packed_strides(box.shape, order)
-                copies.append(Copy(box.shape, *near, *packed) if packing else Copy(box.shape, *packed, *near))
-                offset += box.items
+            packed = []  # (box, offset, strides in the load)
+            for block in load.blocks:
+                steps = packed_strides(block.shape, order)
+                packed += [(box, offset + _distance(block, box, steps), steps) for box in block.copies]
+                if not packing:
+                    near = array(field), pencil.offset(rank, block.dst_start), strides
+                    copies.append(Copy(block.shape, base, offset, steps, *near))
+                offset += prod(block.shape)
+            if packing:
+                # In the order of the receiver's memory, as its blocks are: faces that share lines follow each other.
+                packed.sort(key=lambda one: [one[0].dst_start[axis] for axis in self.exchange.dst.order])
+                copies += [
+                    Copy(box.shape, array(field), pencil.offset(rank, box.src_start), strides, base, at, steps)
+                    for box, at, steps in packed
+                ]
         return tuple(copies)
 
     def _straight_copies(self, message: Message, dst_base: Callable[[int], int]) -> tuple[Copy, ...]:
@@ -495,6 +516,46 @@ class Schedule:
             for box in boxes
             for at in (dst.offset(rank, box.dst_start),)
         )
+
+
+def blocks_of(copies: Sequence[BoxCopy], order: tuple[int, ...]) -> tuple[Block, ...]:
+    """Return the blocks that boxes fill at the receiver, in the order of its memory: neighbours that fit are joined.
+
+    The faces of a halo come from several places, since the halos of the other axes take part, and go to one.
+    """
+    blocks = [Block(copy.shape, copy.dst_start, (copy,)) for copy in copies]
+    for axis in reversed(order) if len(blocks) > 1 else ():
+        found: list[Block] = []
+        for block in sorted(blocks, key=partial(_apart, axis=axis)):
+            if found and _continues(found[-1], block, axis):
+                block = _joined(found.pop(), block, axis)
+            found.append(block)
+        blocks = found
+    return tuple(sorted(blocks, key=lambda block: [block.dst_start[axis] for axis in order]))
+
+
+def _apart(block: Block, axis: int) -> Any:
+    """Sort blocks along an axis, those with other extents along the other axes apart."""
+    start, shape = block.dst_start, block.shape
+    return start[:axis], start[axis + 1 :], shape[:axis], shape[axis + 1 :], start[axis]
+
+
+def _continues(block: Block, after: Block, axis: int) -> bool:
+    return (
+        _apart(block, axis)[:-1] == _apart(after, axis)[:-1]
+        and block.dst_start[axis] + block.shape[axis] == after.dst_start[axis]
+    )
+
+
+def _joined(block: Block, after: Block, axis: int) -> Block:
+    shape = list(block.shape)
+    shape[axis] += after.shape[axis]
+    return Block(tuple(shape), block.dst_start, block.copies + after.copies)
+
+
+def _distance(block: Block, box: BoxCopy, strides: tuple[int, ...]) -> int:
+    """Return where a box begins within its block, in items."""
+    return sum((b - a) * s for a, b, s in zip(block.dst_start, box.dst_start, strides, strict=True))
 
 
 def own(messages: tuple[Message, ...], rank: int) -> Message | None:

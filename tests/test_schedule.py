@@ -8,15 +8,25 @@ from collections import Counter
 import numpy as np
 import pytest
 import reference
+import updates
 from exercise import filled, interior
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
-from strategies import pairs
+from strategies import pairs, pencils
 
 from cudecomp import Exchange, Pencil, ProcessGrid
 from cudecomp.halo import halo_exchange
-from cudecomp.schedule import ALIGNMENT, Schedule, aligned, exchange_subgrid, has_no_gaps, packed_strides, same_layout
+from cudecomp.schedule import (
+    ALIGNMENT,
+    Schedule,
+    aligned,
+    blocks_of,
+    exchange_subgrid,
+    has_no_gaps,
+    packed_strides,
+    same_layout,
+)
 
 FEW = settings(deadline=None, max_examples=150)
 ITEMSIZES = (1, 2, 3, 8, 12, 16, 24)
@@ -96,9 +106,25 @@ class Player:
         self.writes[there.base][self.message(there)] += 1
 
 
+class Updated(Player):
+    """One rank in a halo update: its source arrays are its destination arrays."""
+
+    def __init__(self, schedule, before, after):
+        self.schedule, self.received = schedule, Counter()
+        dtype = before.dtype
+        self.results = [before.reshape(-1).copy() for _ in range(schedule.fields)]
+        self.expected = [after.reshape(-1)] * schedule.fields
+        workspace = [np.zeros(n, dtype) for n in (schedule.send_items, schedule.recv_items)]
+        self.memory = [*self.results, *self.results, *workspace]
+        self.writes = [np.zeros(array.size, int) for array in self.memory]
+
+
 def play(all_schedules):
     """Carry out the schedules of all ranks, in the order that engines follow."""
-    players = [Player(schedule) for schedule in all_schedules]
+    return play_with([Player(schedule) for schedule in all_schedules])
+
+
+def play_with(players):
     for player in players:
         player.run(player.schedule.pack)
         if player.schedule.inplace:
@@ -132,6 +158,37 @@ def test_all_ranks_together_do_what_the_exchange_says(pair, some):
         reference.run([player.schedule.exchange for player in players], srcs, dsts)
         for player, dst in zip(players, dsts, strict=True):
             reference.check(pair[1], player.schedule.exchange.rank, player.results[0], dst)
+
+
+@FEW
+@given(pencils(), options(), st.data())
+def test_all_ranks_together_update_their_halos(pencil, some, data):
+    some["inplace"] = False
+    periods = data.draw(st.tuples(*[st.booleans()] * pencil.ndim))
+    axes = sorted(data.draw(st.sets(st.integers(0, pencil.ndim - 1))))
+    before, after = updates.outcome(pencil, periods, axes, f"V{some['itemsize']}")
+    every = [Schedule(halo_exchange(pencil, rank, periods, axes), **some) for rank in range(pencil.grid.size)]
+    players = [Updated(*one) for one in zip(every, before, after, strict=True)]
+    check(play_with(players))
+    for player in players:
+        assert max((writes.max(initial=0) for writes in player.writes), default=0) <= 1
+
+
+@FEW
+@given(pencils(), st.data())
+def test_blocks_are_the_cells_of_their_boxes(pencil, data):
+    periods = data.draw(st.tuples(*[st.booleans()] * pencil.ndim))
+    for rank in range(pencil.grid.size):
+        for message in halo_exchange(pencil, rank, periods, range(pencil.ndim)).recvs:
+            blocks = blocks_of(message.copies, pencil.order)
+            assert sorted(copy for block in blocks for copy in block.copies) == sorted(message.copies)
+            for block in blocks:
+                cells = np.zeros(block.shape, int)
+                for copy in block.copies:
+                    first = [b - a for a, b in zip(block.dst_start, copy.dst_start, strict=True)]
+                    assert min(first) >= 0
+                    cells[tuple(slice(i, i + n) for i, n in zip(first, copy.shape, strict=True))] += 1
+                assert (cells == 1).all()
 
 
 @FEW
@@ -257,6 +314,20 @@ def test_faces_without_gaps_are_sent_and_received_without_a_copy(ranks, peers, f
     for rank, peer in itertools.product(range(ranks), repeat=2):  # both ends have the same messages in the same order
         sent = [(p.items, p.base) for p in all_ranks[rank].sends if p.peer == peer]
         assert sent == [(p.items, p.base - fields) for p in all_ranks[peer].recvs if p.peer == rank]
+
+
+def test_faces_with_edges_and_corners_land_where_they_belong():
+    """All axes in one step: a face comes from nine places of its sender, and fills one of its receiver."""
+    pencil = Pencil((16, 80, 80), ProcessGrid((4, 1)), 2, halo=1)
+    schedule = Schedule(halo_exchange(pencil, 0, (True,) * 3, (0, 1, 2)), 8)
+    assert [part.segment for part in schedule.sends] == [0, 1]
+    assert [len(segment) for segment in schedule.pack[:2]] == [9, 9]
+    assert [part.segment for part in schedule.recvs] == [-1, -1]
+    assert schedule.recv_items == 0
+    assert "2 of 2 messages land in the destination array (no unpack)" in schedule.rewrites
+    pencil = Pencil((80, 16, 80), ProcessGrid((4, 1)), 0, halo=1)
+    across = Schedule(halo_exchange(pencil, 0, (True,) * 3, (0, 1, 2)), 8)
+    assert [len(segment) for segment in across.unpack] == [1, 1]
 
 
 def test_faces_with_gaps_are_packed_into_one_message():
