@@ -4,7 +4,8 @@
     mpiexec -n 2 python bench/fields.py --sizes 64 128 192 256 384
 
 Without options: three fields of float64, transposes 0 to 1 and 1 to 2 on every process grid that exchanges data there,
-in default and contiguous orders, by every transport. docs/performance.md explains the figures.
+in default and contiguous orders, by every transport. Plans of which a graph holds the whole operation are also
+replayed. docs/performance.md explains the figures.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
             pairs = [(one.empty_src(), one.empty_dst()) for _ in range(count)]
             for array in (array for pair in pairs for array in pair):
                 device.touch(array)
-            actions[f"{name}, one by one"] = one_by_one([one.bind(*pair) for pair in pairs])
-            actions[f"{name}, at once"] = together.bind(*(list(arrays) for arrays in zip(*pairs, strict=True))).run
+            fields = [list(arrays) for arrays in zip(*pairs, strict=True)]
+            actions[f"{name}, one by one"] = one_by_one([one.bind(*pair).run for pair in pairs])
+            actions[f"{name}, at once"] = together.bind(*fields).run
+            if one.capturable:
+                actions[f"{name} replay, one by one"] = one_by_one([one.capture(*pair).replay for pair in pairs])
+                actions[f"{name} replay, at once"] = together.capture(*fields).replay
         times = measure.rounds(device, MpiRanks(comm), actions, options.seconds)
     return {
         "case": case.name,
@@ -74,12 +79,12 @@ def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, wo
     }
 
 
-def one_by_one(calls: list[Any]) -> Callable[[], None]:
-    """Return a function that runs calls one after the other."""
+def one_by_one(runs: list[Callable[[], Any]]) -> Callable[[], None]:
+    """Return a function that calls others one after the other."""
 
     def run() -> None:
-        for call in calls:
-            call.run()
+        for one in runs:
+            one()
 
     return run
 
@@ -97,7 +102,8 @@ def row(result: dict[str, Any], names: list[str], statistic: str) -> list[str]:
 
 def report(results: list[dict[str, Any]], options: argparse.Namespace, device: Any, comm: MPI.Intracomm) -> None:
     """Print the table and write the file."""
-    names = list(ways(options))
+    timed = (name for result in results for name in result["seconds"] if name != "copy")
+    names = list(dict.fromkeys(name.rpartition(", ")[0] for name in timed))
     print(f"{options.fields} fields of {options.dtype}, {comm.size} ranks on {device.description()}.")
     print("Copy of all in milliseconds; fields one by one and at once as multiples of it, and at once over one by one;")
     print(f"{options.statistic} over the rounds, of the slowest rank each.\n")

@@ -19,7 +19,7 @@ from .pencil import Pencil
 # Every message starts on such a boundary of the workspace, in bytes: whole cache lines, and wide accesses on GPUs.
 ALIGNMENT = 256
 
-# Bytes from which on a box is worth a message of its own, where that saves a pass through the workspace (measured with
+# Bytes from which on a block is worth a message of its own, where that saves a pass through the workspace (measured with
 # three fields by MPICH on one host: boxes of 27 KiB lose a third by it, those of 64 KiB gain a fifth).
 WORTH_A_MESSAGE = 48 << 10
 
@@ -173,7 +173,7 @@ class Schedule:
     uniform : bool
         All messages to send come from one base, and all received ones land in one (an all-to-all needs this).
     worth : int
-        Bytes from which on a box is sent by itself where that saves a pass. The same on all ranks.
+        Bytes from which on a block is sent by itself where that saves a pass. The same on all ranks.
     mapped : frozenset of int
         Ranks whose memory this process can address. They get no messages: each item is written in its final place, or
         in the receiver's landing, which is laid out like its destination. Mapping is mutual.
@@ -181,7 +181,7 @@ class Schedule:
     Attributes
     ----------
     sends, recvs : tuple of Part
-        Messages to other ranks, in the order of the exchange: one per peer, or one per box and field.
+        Messages to other ranks, in the order of the exchange: one per peer, or one per block and field.
     pack, unpack : tuple of tuple of Copy
         The copies of each segment. After the segments of the messages, `pack` has those of the puts and one for the
         items that stay on this rank (none where they stay in place); with `inplace` that segment fills the workspace
