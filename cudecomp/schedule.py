@@ -19,8 +19,8 @@ from .pencil import Pencil
 # Every message starts on such a boundary of the workspace, in bytes: whole cache lines, and wide accesses on GPUs.
 ALIGNMENT = 256
 
-# Bytes from which on a block is worth a message of its own, where that saves a pass through the workspace. Measured with
-# three fields by MPICH on one host: blocks of 27 KiB lose a third by it, those of 64 KiB gain a fifth.
+# Bytes from which on a block is worth a message of its own, where that saves a pass through the workspace. Measured
+# with three fields by MPICH on one host: blocks of 27 KiB lose a third by it, those of 64 KiB gain a fifth.
 WORTH_A_MESSAGE = 48 << 10
 
 
