@@ -284,7 +284,8 @@ class TransposePlan(Plan):
     graphs : bool, optional
         Whether `run` captures and replays by itself on a GPU; None asks CUDECOMP_ENABLE_CUDA_GRAPHS.
     fields : int, optional
-        How many arrays travel together, with one message per peer.
+        How many arrays travel together, in one message per peer; where a message of a field needs no packing and is
+        large, in one per field.
     inplace : bool
         Source and destination are one buffer.
     workspace : Workspace, optional

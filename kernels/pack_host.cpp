@@ -41,6 +41,9 @@ constexpr int64_t kMinSide = 4;
 // destination row would make every tile of it open new source pages.
 constexpr int64_t kBand = kPage / kTileBytes;
 
+// Items of each copy in turn, where copies go abreast: their lines stay in the first-level cache.
+constexpr int64_t kAbreast = 128;
+
 // ---- one box --------------------------------------------------------------------------------------------------------
 
 struct Copy {
@@ -48,6 +51,7 @@ struct Copy {
     int64_t item;
     int32_t src_base;
     int32_t dst_base;
+    int64_t abreast;  // so many copies, this one first, are done a tile of each in turn
     bool stream;
     CopyRows copy_rows;
     StreamRow stream_row;
@@ -67,10 +71,13 @@ class Places {
 
     bool done() const { return outer_ == walk_.extent[0] * walk_.extent[1]; }
 
-    Place place() const {
+    Place place() const { return place_in(walk_); }
+
+    // The place with the same number in another box of the same extents.
+    Place place_in(const Walk &walk) const {
         const int64_t col = band_ + col_;
-        const int64_t number = (outer_ * walk_.row_tiles + row_) * walk_.col_tiles + col;
-        return {cudecomp::tile_at(walk_, number), col * walk_.tile_cols};
+        const int64_t number = (outer_ * walk.row_tiles + row_) * walk.col_tiles + col;
+        return {cudecomp::tile_at(walk, number), col * walk.tile_cols};
     }
 
     void advance() {
@@ -204,6 +211,17 @@ void run_copy(const Copy &copy, void *const *bases) {
     }
 }
 
+// Copies with the same walk, a tile of each in turn.
+void run_abreast(const Copy *copies, int64_t count, void *const *bases) {
+    for (Places places(copies->walk); !places.done(); places.advance()) {
+        for (const Copy *copy = copies; copy < copies + count; ++copy) {
+            const Tile tile = places.place_in(copy->walk).tile;
+            copy_items(*copy, tile, static_cast<const char *>(bases[copy->src_base]),
+                       static_cast<char *>(bases[copy->dst_base]));
+        }
+    }
+}
+
 // ---- compiling ------------------------------------------------------------------------------------------------------
 
 // Take the dimension that is contiguous on both sides, if there is one, out of the box; return the bytes of an item.
@@ -241,19 +259,48 @@ void choose_tiles(Copy &copy) {
                         even_side(walk.extent[kCol], side, copy.item));
 }
 
+// Items that are narrow, and each in a line of its own on one side at least.
+bool is_scattered(const Copy &copy) {
+    return copy.item < kLine && (copy.walk.src_stride[kCol] >= kLine || copy.walk.dst_stride[kCol] >= kLine);
+}
+
 Copy compile(cudecomp_box box, bool stream) {
     Copy copy{};
+    copy.abreast = 1;
     copy.item = take_run(box);
     copy.src_base = box.src_base;
     copy.dst_base = box.dst_base;
     copy.walk = cudecomp::walk_box(box);
-    copy.copy_rows = row_kernel(copy.item);
+    copy.copy_rows = is_scattered(copy) ? row_kernel<true>(copy.item) : row_kernel(copy.item);
     copy.stream_row = variants().stream_row;
     if (copy.walk.permuted && copy.item < kLongItem && copy.walk.dst_stride[kCol] == copy.item)
         copy.gather = copy.walk.src_stride[kRow] == copy.item ? gather_kernel(copy.item) : gather_columns;
     copy.stream = stream && (copy.gather != nullptr || copy.item >= kLongItem);
     choose_tiles(copy);
     return copy;
+}
+
+bool alike(const Copy &a, const Copy &b) {
+    return a.item == b.item && std::memcmp(a.walk.extent, b.walk.extent, sizeof a.walk.extent) == 0 &&
+           std::memcmp(a.walk.src_stride, b.walk.src_stride, sizeof a.walk.src_stride) == 0 &&
+           std::memcmp(a.walk.dst_stride, b.walk.dst_stride, sizeof a.walk.dst_stride) == 0;
+}
+
+// Let scattered copies that follow each other in a segment, and differ in place alone, go abreast. These are the two
+// faces of a halo along the fastest axis: the end of a row lies in the same line as the start of the next one.
+void pair_up(Copy *first, Copy *last) {
+    while (first < last) {
+        Copy *next = first + 1;
+        const bool scattered = is_scattered(*first) && first->gather == nullptr;
+        while (scattered && next < last && alike(*first, *next)) ++next;
+        first->abreast = next - first;
+        if (first->abreast > 1) {
+            const int64_t cols = smaller(first->walk.extent[kCol], kAbreast);
+            const int64_t rows = clamp(kAbreast / cols, 1, first->walk.extent[kRow]);
+            for (Copy *copy = first; copy < next; ++copy) cudecomp::set_tiles(copy->walk, rows, cols);
+        }
+        first = next;
+    }
 }
 
 int64_t bytes_of(const cudecomp_box &box) {
@@ -321,7 +368,13 @@ namespace {
 
 void run_segment(cudecomp_program &program, void *const *bases, int64_t s) {
     cudecomp_program::Segment &segment = program.segments[static_cast<size_t>(s)];
-    for (int64_t i = segment.first; i < segment.last; ++i) run_copy(program.copies[static_cast<size_t>(i)], bases);
+    const Copy *copies = program.copies.data();
+    for (int64_t i = segment.first; i < segment.last; i += copies[i].abreast) {
+        if (copies[i].abreast > 1)
+            run_abreast(copies + i, copies[i].abreast, bases);
+        else
+            run_copy(copies[i], bases);
+    }
     ++segment.runs;
     if (program.streams) fence_streams();
     if (segment.flag.base < 0) return;
@@ -352,6 +405,7 @@ int create(const cudecomp_box *boxes, int64_t box_count, const cudecomp_flag *fl
             for (; next < box_count && boxes[next].segment == s; ++next)
                 made->copies.push_back(compile(boxes[next], made->streams));
             segment.last = next;
+            pair_up(made->copies.data() + segment.first, made->copies.data() + segment.last);
             segment.flag = flags != nullptr ? flags[s] : cudecomp_flag{0, -1};
         }
         *program = made.release();

@@ -114,6 +114,36 @@ def test_bases_at_any_address(itemsize, shift):
     assert target[shift:].tobytes() == np.ascontiguousarray(wanted).tobytes()
 
 
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 12, 16, 24])
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("rows", [(3, 300), (300, 3), (1, 129), (70, 131), (1, 1)])
+def test_faces_go_abreast(rows, width, itemsize):
+    """Narrow boxes in one segment that differ in place alone: out of an array, into it, and within it."""
+    shape = (*rows, 70 + 4 * width)
+    last, n = shape[-1], rows[0] * rows[1] * width
+    strides, face = packed_strides(shape, (0, 1, 2)), (*rows, width)
+    packed = packed_strides(face, (0, 1, 2))
+    array, wire = memory(int(np.prod(shape)) * itemsize, values=6), memory(2 * n * itemsize)
+    items = array.view(f"V{itemsize}").reshape(shape)
+    ends = [(width, last - width), (last - 2 * width, 0)]  # of the interior, and the ghosts that they fill
+    table, before = table_of(array, wire), items.copy()
+
+    def run(copies):
+        PackProgram("host", compile_copies([copies], itemsize), 1, 2).run(table)
+
+    run([Copy(face, 0, inside, strides, 1, i * n, packed) for i, (inside, _) in enumerate(ends)])
+    wanted = np.stack([before[..., inside : inside + width] for inside, _ in ends])
+    assert wire.tobytes() == wanted.tobytes()
+    expected = before.copy()
+    for inside, ghost in ends:
+        expected[..., ghost : ghost + width] = before[..., inside : inside + width]
+    run([Copy(face, 1, i * n, packed, 0, ghost, strides) for i, (_, ghost) in enumerate(ends)])
+    assert items.tobytes() == expected.tobytes()
+    items[...] = before
+    run([Copy(face, 0, inside, strides, 0, ghost, strides) for inside, ghost in ends])
+    assert items.tobytes() == expected.tobytes()
+
+
 def byte(segment, number):
     """A box that copies byte `number`."""
     return KernelBox((1,) * 4, (0,) * 4, (0,) * 4, number, number, 0, 1, 1, segment)

@@ -3,18 +3,30 @@
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 import reference
+import updates
 from exercise import filled, interior
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
-from strategies import pairs
+from strategies import pairs, pencils
 
 from cudecomp import Exchange, Pencil, ProcessGrid
-from cudecomp.schedule import ALIGNMENT, Schedule, aligned, exchange_subgrid, has_no_gaps, packed_strides, same_layout
+from cudecomp.halo import halo_exchange
+from cudecomp.schedule import (
+    ALIGNMENT,
+    Schedule,
+    aligned,
+    blocks_of,
+    exchange_subgrid,
+    has_no_gaps,
+    packed_strides,
+    same_layout,
+)
 
 FEW = settings(deadline=None, max_examples=150)
 ITEMSIZES = (1, 2, 3, 8, 12, 16, 24)
@@ -29,6 +41,7 @@ def options(draw):
         "inplace": draw(st.booleans()),
         "zero_copy": draw(st.booleans()),
         "uniform": draw(st.booleans()),
+        "worth": draw(st.sampled_from([1, 1 << 20])),
     }
 
 
@@ -58,6 +71,7 @@ class Player:
         send, recv = (np.zeros(n, dtype) for n in (schedule.send_items, schedule.recv_items))
         self.memory = [*arrays, send, recv]
         self.writes = [np.zeros(array.size, int) for array in self.memory]
+        self.received = Counter()
 
     def _overlaid(self, buffer, wanted):
         pencil, rank = self.schedule.exchange.dst, self.schedule.exchange.rank
@@ -83,16 +97,34 @@ class Player:
         return slice(part.offset, part.offset + part.items)
 
     def receive(self, sender, sent):
-        """Take the message `sent` of another rank to where it is expected."""
-        (there,) = (part for part in self.schedule.recvs if part.peer == sender.schedule.exchange.rank)
+        """Take the message `sent` of another rank to where it is expected: the messages of a rank come in order."""
+        source = sender.schedule.exchange.rank
+        there = [part for part in self.schedule.recvs if part.peer == source][self.received[source]]
+        self.received[source] += 1
         assert there.items == sent.items
         self.memory[there.base][self.message(there)] = sender.memory[sent.base][sender.message(sent)]
         self.writes[there.base][self.message(there)] += 1
 
 
+class Updated(Player):
+    """One rank in a halo update: its source arrays are its destination arrays."""
+
+    def __init__(self, schedule, before, after):
+        self.schedule, self.received = schedule, Counter()
+        dtype = before.dtype
+        self.results = [before.reshape(-1).copy() for _ in range(schedule.fields)]
+        self.expected = [after.reshape(-1)] * schedule.fields
+        workspace = [np.zeros(n, dtype) for n in (schedule.send_items, schedule.recv_items)]
+        self.memory = [*self.results, *self.results, *workspace]
+        self.writes = [np.zeros(array.size, int) for array in self.memory]
+
+
 def play(all_schedules):
     """Carry out the schedules of all ranks, in the order that engines follow."""
-    players = [Player(schedule) for schedule in all_schedules]
+    return play_with([Player(schedule) for schedule in all_schedules])
+
+
+def play_with(players):
     for player in players:
         player.run(player.schedule.pack)
         if player.schedule.inplace:
@@ -129,6 +161,37 @@ def test_all_ranks_together_do_what_the_exchange_says(pair, some):
 
 
 @FEW
+@given(pencils(), options(), st.data())
+def test_all_ranks_together_update_their_halos(pencil, some, data):
+    some["inplace"] = False
+    periods = data.draw(st.tuples(*[st.booleans()] * pencil.ndim))
+    axes = sorted(data.draw(st.sets(st.integers(0, pencil.ndim - 1))))
+    before, after = updates.outcome(pencil, periods, axes, f"V{some['itemsize']}")
+    every = [Schedule(halo_exchange(pencil, rank, periods, axes), **some) for rank in range(pencil.grid.size)]
+    players = [Updated(*one) for one in zip(every, before, after, strict=True)]
+    check(play_with(players))
+    for player in players:
+        assert max((writes.max(initial=0) for writes in player.writes), default=0) <= 1
+
+
+@FEW
+@given(pencils(), st.data())
+def test_blocks_are_the_cells_of_their_boxes(pencil, data):
+    periods = data.draw(st.tuples(*[st.booleans()] * pencil.ndim))
+    for rank in range(pencil.grid.size):
+        for message in halo_exchange(pencil, rank, periods, range(pencil.ndim)).recvs:
+            blocks = blocks_of(message.copies, pencil.order)
+            assert sorted(copy for block in blocks for copy in block.copies) == sorted(message.copies)
+            for block in blocks:
+                cells = np.zeros(block.shape, int)
+                for copy in block.copies:
+                    first = [b - a for a, b in zip(block.dst_start, copy.dst_start, strict=True)]
+                    assert min(first) >= 0
+                    cells[tuple(slice(i, i + n) for i, n in zip(first, copy.shape, strict=True))] += 1
+                assert (cells == 1).all()
+
+
+@FEW
 @given(pairs(), options())
 def test_nothing_is_written_twice_and_no_workspace_is_wasted(pair, some):
     """Offsets of different peers do not overlap, and the workspace ends with the last item, alignment aside."""
@@ -156,8 +219,12 @@ def test_parts_and_segments_fit_together(pair, some):
             (schedule.recvs, exchange.recvs, schedule.unpack),
         ):
             others = [message for message in messages if message.peer != exchange.rank]
-            assert [part.peer for part in parts] == [message.peer for message in others]
-            assert [part.items for part in parts] == [message.items * schedule.fields for message in others]
+            per_peer = [(peer, list(some)) for peer, some in itertools.groupby(parts, lambda part: part.peer)]
+            assert [peer for peer, _ in per_peer] == [message.peer for message in others]
+            assert [sum(part.items for part in some) for _, some in per_peer] == [
+                message.items * schedule.fields for message in others
+            ]
+            assert all(len(some) in (1, schedule.fields) for _, some in per_peer)
             numbered = [part.segment for part in parts if part.segment >= 0]
             assert numbered == list(range(len(numbered)))
             assert len(program) - len(numbered) in (0, 1)
@@ -167,8 +234,9 @@ def test_parts_and_segments_fit_together(pair, some):
                     assert items == part.items
             if schedule.uniform:
                 assert len({part.base for part in parts}) <= 1
+                assert len(parts) == len(others)
         assert schedule.message_segments == sum(part.segment >= 0 for part in schedule.sends)
-        if not schedule.zero_copy or schedule.inplace or schedule.fields > 1:
+        if not schedule.zero_copy or schedule.inplace:
             assert all(part.segment >= 0 for part in schedule.sends + schedule.recvs)
 
 
@@ -205,6 +273,68 @@ def test_a_slab_along_its_first_axis_is_sent_and_received_without_a_copy():
     assert [part.segment for part in back.recvs] == [-1] * 3
     assert back.recv_items == 0
     assert "3 of 3 messages land in the destination array (no unpack)" in back.rewrites
+
+
+@pytest.mark.parametrize(("n", "apart"), [(64, True), (16, False)])
+def test_fields_without_gaps_travel_one_by_one_where_they_are_large(n, apart):
+    """Each field then leaves from its own array; small ones share a message, which costs less than three."""
+    grid = ProcessGrid((4, 1))
+    x, y = Pencil((n, n, n), grid, 0), Pencil((n, n, n), grid, 1)
+    there, back = Schedule(Exchange(x, y, 0), 8, fields=3), Schedule(Exchange(y, x, 0), 8, fields=3)
+    for parts, items, ring in ((there.sends, there.send_items, (1, 2, 3)), (back.recvs, back.recv_items, (3, 2, 1))):
+        assert [part.peer for part in parts] == [peer for peer in ring for _ in range(3 if apart else 1)]
+        assert [part.segment for part in parts] == ([-1] * 9 if apart else [0, 1, 2])
+        assert (items == 0) == apart
+    if apart:
+        assert [part.base for part in there.sends] == [there.bases.src(field) for field in (0, 1, 2)] * 3
+        assert "9 of 9 messages leave from the source array (already packed)" in there.rewrites
+    assert len(Schedule(Exchange(x, y, 0), 8, fields=3, uniform=True).sends) == 3
+
+
+def test_fields_with_gaps_share_a_message():
+    grid = ProcessGrid((1, 4))
+    x, y = Pencil((64, 64, 64), grid, 1), Pencil((64, 64, 64), grid, 2, order="contiguous")
+    assert [part.segment for part in Schedule(Exchange(x, y, 0), 8, fields=3).sends] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fields", [1, 3])
+@pytest.mark.parametrize(("ranks", "peers"), [(2, [1, 1]), (4, [1, 3])])
+def test_faces_without_gaps_are_sent_and_received_without_a_copy(ranks, peers, fields):
+    """Two ranks of a periodic axis share two faces, which lie apart: each is a message."""
+    pencil = Pencil((16, 80, 80), ProcessGrid((ranks, 1)), 2, halo=1)
+    all_ranks = [Schedule(halo_exchange(pencil, r, (True,) * 3, (0,)), 8, fields=fields) for r in range(ranks)]
+    one = all_ranks[0]
+    assert sorted(part.peer for part in one.sends) == sorted(peers * fields)
+    assert {part.segment for part in one.sends + one.recvs} == {-1}
+    assert one.workspace_bytes == 0
+    assert one.pack == one.unpack == ()
+    count = 2 * fields
+    assert f"{count} of {count} messages leave from the source array (already packed)" in one.rewrites
+    assert f"{count} of {count} messages land in the destination array (no unpack)" in one.rewrites
+    for rank, peer in itertools.product(range(ranks), repeat=2):  # both ends have the same messages in the same order
+        sent = [(p.items, p.base) for p in all_ranks[rank].sends if p.peer == peer]
+        assert sent == [(p.items, p.base - fields) for p in all_ranks[peer].recvs if p.peer == rank]
+
+
+def test_faces_with_edges_and_corners_land_where_they_belong():
+    """All axes in one step: a face comes from nine places of its sender, and fills one of its receiver."""
+    pencil = Pencil((16, 80, 80), ProcessGrid((4, 1)), 2, halo=1)
+    schedule = Schedule(halo_exchange(pencil, 0, (True,) * 3, (0, 1, 2)), 8)
+    assert [part.segment for part in schedule.sends] == [0, 1]
+    assert [len(segment) for segment in schedule.pack[:2]] == [9, 9]
+    assert [part.segment for part in schedule.recvs] == [-1, -1]
+    assert schedule.recv_items == 0
+    assert "2 of 2 messages land in the destination array (no unpack)" in schedule.rewrites
+    pencil = Pencil((80, 16, 80), ProcessGrid((4, 1)), 0, halo=1)
+    across = Schedule(halo_exchange(pencil, 0, (True,) * 3, (0, 1, 2)), 8)
+    assert [len(segment) for segment in across.unpack] == [1, 1]
+
+
+def test_faces_with_gaps_are_packed_into_one_message():
+    pencil = Pencil((80, 80, 16), ProcessGrid((1, 2)), 0, halo=1)
+    schedule = Schedule(halo_exchange(pencil, 0, (True,) * 3, (2,)), 8)
+    assert [(part.peer, part.segment) for part in schedule.sends + schedule.recvs] == [(1, 0), (1, 0)]
+    assert [len(segment) for segment in schedule.pack] == [2]
 
 
 def test_zero_copy_can_be_forbidden():

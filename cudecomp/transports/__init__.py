@@ -16,7 +16,7 @@ class Mover(Protocol):
     """A transport that takes send and receive buffers and moves messages between them.
 
     One operation at a time: `post`, then `send` until all messages are on their way, `arrived` until all have come,
-    `sent` until it is true.
+    `sent` until it is true. There may be several messages from one rank to another: both have them in the same order.
 
     Attributes
     ----------

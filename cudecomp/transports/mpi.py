@@ -43,7 +43,7 @@ class Wire:
 
 
 class PointToPoint:
-    """Sends and receives, one per peer (`mpi_p2p`), as soon as each is packed (`mpi_p2p_pl`)."""
+    """Sends and receives, all at once (`mpi_p2p`), or each as soon as it is packed (`mpi_p2p_pl`)."""
 
     def __init__(self, comm: MPI.Intracomm, wire: Wire, tag: int, pipelined: bool):
         self.pipelined = pipelined
@@ -52,6 +52,8 @@ class PointToPoint:
         self._tag = tag
         self._sends: list[Any] = [MPI.REQUEST_NULL] * len(wire.sends)
         self._recvs: list[Any] = [MPI.REQUEST_NULL] * len(wire.recvs)
+        # Several messages between two ranks are told apart by the order in which they are started, one by one.
+        self._ordered = any(len({part.peer for part in parts}) < len(parts) for parts in (wire.sends, wire.recvs))
         self._persistent_recvs: list[Any] = []
 
     def rebind(self, send: int, recv: int) -> None:
@@ -69,10 +71,13 @@ class PointToPoint:
     def post(self, table: Any) -> None:
         """Start all receives."""
         wire = self._wire
-        MPI.Prequest.Startall(self._persistent_recvs)
+        if not self._ordered:
+            MPI.Prequest.Startall(self._persistent_recvs)
         for i, part in enumerate(wire.recvs):
             if part.base != wire.recv_base:
                 self._recvs[i] = self._comm.Irecv(wire.buffer(part, table[part.base]), part.peer, self._tag)
+            elif self._ordered:
+                self._recvs[i].Start()
 
     def send(self, first: int, last: int, table: Any) -> None:
         """Start the messages first <= i < last."""
@@ -80,10 +85,12 @@ class PointToPoint:
         ready = []
         for i in range(first, last):
             part = wire.sends[i]
-            if part.base == wire.send_base:
-                ready.append(self._sends[i])
-            else:
+            if part.base != wire.send_base:
                 self._sends[i] = self._comm.Isend(wire.buffer(part, table[part.base]), part.peer, self._tag)
+            elif self._ordered:
+                self._sends[i].Start()
+            else:
+                ready.append(self._sends[i])
         MPI.Prequest.Startall(ready)
 
     def arrived(self) -> list[int]:
@@ -133,8 +140,8 @@ class AllToAll:
         send = self._address(wire.sends, wire.send_base, self._addresses[0], table)
         recv = self._address(wire.recvs, wire.recv_base, self._addresses[1], table)
         self._request = self._comm.Ialltoallv(
-            [self._memory(send, self._send), self._send, wire.item],
-            [self._memory(recv, self._recv), self._recv, wire.item],
+            [self._memory(send, wire.sends, self._send), self._send, wire.item],
+            [self._memory(recv, wire.recvs, self._recv), self._recv, wire.item],
         )
 
     def arrived(self) -> list[int]:
@@ -155,16 +162,26 @@ class AllToAll:
     @staticmethod
     def _counts(parts: Sequence[Any], place: dict[int, int]) -> tuple[list[int], list[int]]:
         counts, offsets = [0] * len(place), [0] * len(place)
+        first = AllToAll._first(parts)
         for part in parts:
             counts[place[part.peer]] = part.items
-            offsets[place[part.peer]] = part.offset
+            offsets[place[part.peer]] = part.offset - first
         return counts, offsets
+
+    @staticmethod
+    def _first(parts: Sequence[Any]) -> int:
+        """Return where the parts begin, in items from their base.
+
+        A halo update sends from the array that it receives into. Buffers that begin at one address would be taken for
+        an exchange in place (by Open MPI: MPI_IN_PLACE or not).
+        """
+        return min((part.offset for part in parts), default=0)
 
     @staticmethod
     def _address(parts: Sequence[Any], workspace_base: int, workspace: int, table: Any) -> int:
         """Return the address of the one base that all parts share."""
         return workspace if not parts or parts[0].base == workspace_base else int(table[parts[0].base])
 
-    def _memory(self, address: int, vector: tuple[list[int], list[int]]) -> Any:
+    def _memory(self, address: int, parts: Sequence[Any], vector: tuple[list[int], list[int]]) -> Any:
         items = max((n + offset for n, offset in zip(*vector, strict=True)), default=0)
-        return MPI.memory.fromaddress(address, items * self._wire.itemsize)
+        return MPI.memory.fromaddress(address + self._first(parts) * self._wire.itemsize, items * self._wire.itemsize)

@@ -280,3 +280,20 @@ def test_rewrites_are_in_effect(comm):
         assert ("leave from the source array" in plan.explain()) == (SIZE > 1)
         assert not Trial(plan).run()
         assert plan.stats["messages"] == SIZE - 1
+
+
+@pytest.mark.parametrize("backend", ["mpi_p2p", "mpi_p2p_pl"])
+def test_large_fields_without_gaps_travel_one_by_one(comm, verdict, backend):
+    """On one end each lies in its own array, on the other in the workspace; the messages of a peer keep their order."""
+    grid, shape = ProcessGrid((SIZE, 1)), (4 * SIZE, 4 * SIZE, 400)
+    src, dst = Pencil(shape, grid, 0), Pencil(shape, grid, 1)
+    found, count = [], 3 * (SIZE - 1)
+    with TransposePlan(src, dst, "f8", comm, backend=backend, fields=3) as plan, plan.reverse() as back:
+        for stamp, way in enumerate(("run", "call", "split", "poll")):
+            found += Trial(plan, stamp, "sequence").run(way) + Trial(back, stamp).run(way)
+        for one, place in ((plan, "leave from the source array"), (back, "land in the destination array")):
+            if SIZE > 1 and f"{count} of {count} messages {place}" not in one.explain():
+                found.append(one.explain())
+            if one.stats["messages"] != 4 * count:
+                found.append(f"{one.stats['messages']} messages in 4 runs, expected {4 * count}")
+    verdict(found)
