@@ -8,7 +8,6 @@ and read back by its owner.
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_right
 from collections import Counter
 from functools import partial
 from typing import Any, Protocol, Self
@@ -66,10 +65,9 @@ class Registry:
         self.group = group
         here = group.nodes[group.rank]
         self.place = {rank: i for i, rank in enumerate(r for r, node in enumerate(group.nodes) if node == here)}
-        # By number: the segment, what must live as long as a peer maps it, and when it was registered.
+        # By number, the latest last: the segment, what must live as long as a peer maps it, and when it was registered.
         self._mine: dict[int, tuple[weakref.ref[Segment], Any, int]] = {}
         self._leaving: dict[int, Any] = {}  # memory of what was given up, by when it was registered
-        self._starts: list[tuple[int, int]] = []  # (address, number) of `_mine`, sorted
         self._theirs: dict[tuple[int, int], Segment] = {}
         self._serials: dict[tuple[int, int], int] = {}  # when they were registered
         self._dropped: dict[tuple[int, int], weakref.ref[Segment]] = {}  # by (rank, when)
@@ -78,6 +76,10 @@ class Registry:
         self._given_up: Counter[int] = Counter()  # by how many ranks, by number
         self._spare: list[int] = []  # numbers to be used again
         self.reachable = self._try_out()
+        group.agree("shared memory", attempt(self._prepare)[1])
+
+    def _prepare(self) -> None:
+        """Make what a device needs."""
 
     @classmethod
     def of(cls, group: Any) -> Self:
@@ -104,19 +106,22 @@ class Registry:
 
         `error` says why this rank has none; it is raised on all ranks.
         """
-        gone = [number for number, (ref, *_) in self._mine.items() if ref() is None]
         self._serial += 1
+        news, failed = attempt(self._news)
         mine = (segment.offer, segment.nbytes) if segment else (None, 0)
-        offers = self.group.mpi.allgather((*mine, gone, self._lingering()))
-        self._drop(gone, offers)
+        offers = self.group.mpi.allgather((*mine, *(news or ([], []))))
+        self._drop(news[0] if news else [], offers)
         number = self._spare[-1] if self._spare else self._count
+        error = error or failed
         if error is None:
             _, error = attempt(lambda: self._map(number, offers))
         try:
             self.group.agree("shared memory", error)
         except BaseException:
+            if segment:
+                self._leaving[self._serial] = segment.memory
             for rank in self.reachable:  # what other ranks did get must not stay occupied by this one
-                self._theirs.pop((rank, number), None)
+                self._unmap(rank, number)
             raise
         finally:
             if segment:
@@ -126,8 +131,6 @@ class Registry:
         else:
             self._count += 1
         self._mine[number] = weakref.ref(segment), segment.memory, self._serial
-        held = ((ref(), number) for number, (ref, *_) in self._mine.items())
-        self._starts = sorted((one.address, number) for one, number in held if one)
         return number, segment
 
     def _map(self, number: int, offers: list[tuple[Any, ...]]) -> None:
@@ -138,14 +141,20 @@ class Registry:
                 self._theirs[rank, number] = self.segments.attach(offer, nbytes)
                 self._serials[rank, number] = self._serial
 
+    def _news(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return what other ranks have to know: the numbers that this one gives up, and what it still maps of theirs.
+
+        The latter as (rank, serial), of segments that their ranks have given up.
+        """
+        self._dropped = {key: ref for key, ref in self._dropped.items() if ref() is not None}
+        return [number for number, (ref, *_) in self._mine.items() if ref() is None], list(self._dropped)
+
     def _drop(self, mine: list[int], offers: list[tuple[Any, ...]]) -> None:
         """Drop what ranks have given up: this one's mappings now, its memory as soon as no peer maps it any more."""
         for rank, (_, _, gone, _) in enumerate(offers):
             self._given_up.update(gone)
             for number in gone:
-                mapped = self._theirs.pop((rank, number), None)
-                if mapped is not None:
-                    self._dropped[rank, self._serials.pop((rank, number))] = weakref.ref(mapped)
+                self._unmap(rank, number)
         for number in [n for n, ranks in self._given_up.items() if ranks == self.group.size]:
             del self._given_up[number]
             self._spare.append(number)
@@ -156,10 +165,11 @@ class Registry:
             if memory is not None:
                 self._leaving[serial] = memory
 
-    def _lingering(self) -> list[tuple[int, int]]:
-        """Return which segments that their ranks have given up are still mapped here: (rank, serial)."""
-        self._dropped = {key: ref for key, ref in self._dropped.items() if ref() is not None}
-        return list(self._dropped)
+    def _unmap(self, rank: int, number: int) -> None:
+        """Let go of a mapping; others may still hold it."""
+        mapped = self._theirs.pop((rank, number), None)
+        if mapped is not None:
+            self._dropped[rank, self._serials.pop((rank, number))] = weakref.ref(mapped)
 
     def mapped(self, rank: int, number: int) -> Any:
         """Return a segment of another rank; it stays mapped as long as it is held, whatever its owner does."""
@@ -171,13 +181,15 @@ class Registry:
 
     def find(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """Return (number, byte offset) of this rank's registered memory that holds a range; None if there is none."""
-        at = bisect_right(self._starts, (address, self._count))
-        if at:  # the last one that starts no later; segments that are held do not overlap
-            start, number = self._starts[at - 1]
-            segment = self._mine[number][0]()
-            if segment and address + nbytes <= start + segment.nbytes:
-                return number, address - start
+        for number, (ref, *_) in reversed(self._mine.items()):
+            segment = ref()
+            if segment and segment.address <= address and address + nbytes <= segment.address + segment.nbytes:
+                return number, address - segment.address
         return None
+
+    def segment(self, number: int) -> Any:
+        """Return this rank's segment of a registration; as long as it is held, the number stands for it."""
+        return self._mine[number][0]()
 
     def _try_out(self) -> frozenset[int]:
         """Return the ranks that can be reached and that reach this one; collective."""
@@ -191,9 +203,7 @@ class Registry:
                 if found and attempt(partial(found.store, self.place[rank], rank + 1))[1] is None:
                     theirs.append(found)
         mpi.Barrier()
-        heard = set()
-        if segment:
-            heard = {peer for peer, i in self.place.items() if segment.load(i) == peer + 1}
+        heard = attempt(lambda: {peer for peer, i in self.place.items() if segment.load(i) == peer + 1})[0] or set()
         del theirs  # mapped until their owners have read, and no longer than these live
         everyone = mpi.allgather(heard)
         if segment:

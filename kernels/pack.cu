@@ -340,11 +340,17 @@ cudaError_t upload(const Draft &draft, cudecomp_program &program) {
     } parts[] = {{draft.segments.data(), segments, 0},
                  {draft.pieces.data(), pieces, segments + 128},
                  {draft.piece_of_tile.data(), table, segments + 128 + pieces}};
-    error = cudaMemset(at + segments, 0, 128);
+    // A stream of its own: others may be waiting for peers.
+    cudaStream_t stream;
+    error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess) return error;
+    error = cudaMemsetAsync(at + segments, 0, 128, stream);
     for (const auto &part : parts)
         if (error == cudaSuccess && part.bytes)
-            error = cudaMemcpy(at + part.at, part.from, part.bytes, cudaMemcpyHostToDevice);
-    return error == cudaSuccess ? cudaDeviceSynchronize() : error;
+            error = cudaMemcpyAsync(at + part.at, part.from, part.bytes, cudaMemcpyHostToDevice, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+    return error;
 }
 
 // As much shared memory as two blocks need; the rest is first-level cache, which thin boxes live on.

@@ -144,7 +144,8 @@ __global__ void run_signal(const __grid_constant__ State state, const __grid_con
         if ((what & CUDECOMP_ARRIVE) && edge.source && !stopped) wait_for(state, edge.mine, epoch, edge.peer);
     }
     __syncthreads();
-    if (!stopped && load_own(&progress->stopped)) shut(state, what);
+    // Leaving is said once more where signals have stopped before: a run that was in flight may have overwritten it.
+    if ((!stopped && load_own(&progress->stopped)) || (what & CUDECOMP_LEAVE)) shut(state, what);
 }
 
 }  // namespace
@@ -173,12 +174,18 @@ cudaError_t upload(const cudecomp_edge *edges, cudecomp_signals &signals) {
     char *there = static_cast<char *>(signals.memory);
     signals.state.progress = reinterpret_cast<Progress *>(there);
     signals.state.edges = reinterpret_cast<const cudecomp_edge *>(there + CUDECOMP_LINE);
-    error = cudaMemset(there, 0, CUDECOMP_LINE);
-    if (error == cudaSuccess && bytes) error = cudaMemcpy(there + CUDECOMP_LINE, edges, bytes, cudaMemcpyHostToDevice);
+    // A stream of its own: others may be waiting for peers.
+    cudaStream_t stream;
+    error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess) return error;
+    error = cudaMemsetAsync(there, 0, CUDECOMP_LINE, stream);
+    if (error == cudaSuccess && bytes)
+        error = cudaMemcpyAsync(there + CUDECOMP_LINE, edges, bytes, cudaMemcpyHostToDevice, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
     // Loads the kernel too, which a capture would forbid.
     cudaFuncAttributes attributes;
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, run_signal);
-    return error == cudaSuccess ? cudaDeviceSynchronize() : error;
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, run_signal) : error;
 }
 
 int create(const cudecomp_edge *edges, int64_t count, int64_t fields, char **slots, uint64_t *status, uint64_t timeout,

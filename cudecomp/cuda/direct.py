@@ -18,7 +18,7 @@ from .graph import PackStep, Step, Work
 from .ipc import Segment
 from .memory import DeviceArray, DeviceMemory, closed_work, open_work
 from .reach import DeviceRegistry
-from .runtime import Stream
+from .runtime import Event, Stream
 from .signals import ADMIT, ARRIVE, FAIL, LEAVE, LINE, MOST_FIELDS, OFFER, TIMED_OUT, Signals, SignalStep
 
 
@@ -33,6 +33,11 @@ class CudaDirectEngine(CudaEngine):
 
     def _make_local(self) -> None:
         """The places of the peers' signals are known when the engine is connected."""
+        if self._registry.ordinal != self.device:
+            raise RuntimeError(
+                f"{self}: device {self.device} is current, expected {self._registry.ordinal}, which the other plans on this "
+                "communicator use"
+            )
         if self.spec.fields > MOST_FIELDS:
             raise ValueError(f"{self}: {self.spec.fields} fields, expected at most {MOST_FIELDS} on this transport")
         self.local = None
@@ -51,7 +56,7 @@ class CudaDirectEngine(CudaEngine):
         bases = self.schedule.bases
         self._slots = DeviceMemory(8 * max(bases.length - bases.fixed, 1))
         self._registered: list[Segment] = []
-        self._aside = Stream()  # for what must not wait for anything
+        self._aside, self._gave_up = Stream(), Event()  # for what must not wait for anything
         self._compile_local()
         open_work[self] = self._complete
         self._signals = Signals(self._edges(stride), self.spec.fields, self._slots, self.spec.timeout)
@@ -115,15 +120,21 @@ class CudaDirectEngine(CudaEngine):
         places = self._places(table)
         writes = [PackStep(self.local, table, singles=singles)]
         lands = places is None and bool(schedule.sources)
+        # As long as this work can be launched, the numbers of its registrations must stand for these arrays.
+        kept = [self._registry.segment(number) for number, _ in places or ()]
         rest = self._rest_steps(bound, lands)
         if not self._theirs:
-            return Work([*self._message_steps(bound), *writes, *rest])
+            return Work([*self._message_steps(bound), *writes, *rest], lands, kept)
         places = places or self._landing_places()
         if self.driven:
             begin = [SignalStep(signals, OFFER, places), *self._message_steps(bound), SignalStep(signals, ADMIT)]
         else:
             begin = [SignalStep(signals, OFFER | ADMIT, places)]
-        return Work([*begin, *writes, SignalStep(signals, ARRIVE), *rest], lands)
+        return Work([*begin, *writes, SignalStep(signals, ARRIVE), *rest], lands, kept)
+
+    def _key(self, bound: Bound) -> Any:
+        places = self._places(bound.table)
+        return bound.key, tuple(places) if places else None
 
     def _rest_steps(self, bound: Bound, lands: bool) -> list[Step]:
         """Copy out of the workspace what has come by other ways than messages."""
@@ -141,10 +152,6 @@ class CudaDirectEngine(CudaEngine):
         """Raise unless an operation may start; the device may have found out meanwhile that a peer does not answer."""
         self._look()
         super().usable()
-
-    def _finish(self) -> None:
-        super()._finish()
-        self._look()
 
     def _look(self) -> None:
         """Raise, once, what the device has found out."""
@@ -173,6 +180,15 @@ class CudaDirectEngine(CudaEngine):
     def _give_up(self) -> None:
         if self._signals is not None:
             self._signals.give(FAIL, self._aside.address)
+            self._gave_up.record(self._aside.address)
+
+    def _leave(self) -> None:
+        """Tell peers that no other run comes, after those that were begun."""
+        own = self._stream.address
+        for event in (self._complete, self._gave_up):
+            event.order(own)
+        self._signals.give(LEAVE, own)
+        self._complete.record(own)
 
     def close(self) -> None:
         """Give everything back; peers that wait for something else from this rank are told that it does not come.
@@ -183,16 +199,16 @@ class CudaDirectEngine(CudaEngine):
             return
         _, found = attempt(self._look)
         super().close()
+        if self._signals is not None:  # an operation is pending: what it uses stays, but no other one comes
+            self._leave()
         if found is not None:
             raise found
 
     def _release(self) -> None:
         if self._signals is not None:
-            own = self._stream.address
-            self._complete.order(own)
-            self._signals.give(LEAVE, own)
-            self._complete.record(own)
-            closed_work.append((self._complete, (self._signals, self.local, self.unpack, *self._in_use())))
+            self._leave()
+            used = self._signals, self.local, self.unpack, self._registered, *self._in_use()
+            closed_work.append((self._complete, used))
             # Peers free their memory when nobody maps it any more: nothing of it stays with the engine.
             self._signals, self._theirs, self._control, self._registered = None, {}, None, []
         super()._release()

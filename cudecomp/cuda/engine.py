@@ -32,6 +32,8 @@ POLLS = 1000
 class CudaEngine(Engine):
     """One rank's part of an operation on arrays in device memory."""
 
+    _graphs: GraphCache | None = None  # until the device is set up
+
     def _device_setup(self) -> None:
         free_abandoned()
         schedule, launch = self.schedule, self.spec.launch
@@ -137,13 +139,18 @@ class CudaEngine(Engine):
             self.stats.captures += 1
             return self._record(bound)
 
-        graph = self._graphs.get(bound.key, record)
+        graph = self._graphs.get(self._key(bound), record)
         self.stats.evictions = self._graphs.evictions
         return graph
 
+    def _key(self, bound: Bound) -> Any:
+        """Return what tells automatic captures apart."""
+        return bound.key
+
     def forget(self) -> None:
         """Destroy the automatic captures."""
-        self._graphs.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
 
     def rebind(self) -> None:
         """Take note that the workspace has moved: graphs hold its old address."""

@@ -36,6 +36,7 @@ cdef class PackStep(Step):
 cdef class Work:
     cdef readonly tuple steps
     cdef readonly bint lands
+    cdef readonly object kept
     cdef Py_ssize_t count
     cdef issue_function *issues
     cdef void **arguments

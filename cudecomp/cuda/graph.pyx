@@ -90,12 +90,13 @@ cdef class PackStep(Step):
 cdef class Work:
     """A list of steps, in order; they are kept alive. Local.
 
-    `lands` notes that peers write into the workspace, from where one of the steps takes it to the destination.
+    `lands` notes that peers write into the workspace, from where one of the steps takes it to the destination; `kept` is
+    kept alive, too.
     """
 
-    def __cinit__(self, steps, bint lands=False):
+    def __cinit__(self, steps, bint lands=False, kept=None):
         cdef Step step
-        self.lands = lands
+        self.lands, self.kept = lands, kept
         self.steps = tuple(steps)
         self.count = len(self.steps)
         self.issues = <issue_function *> malloc(max(self.count, 1) * sizeof(issue_function))
@@ -183,7 +184,10 @@ cdef class Graph:
 
     def launch(self, uintptr_t stream):
         """Launch everything as one unit, ordered on `stream`."""
-        check(rt.cudaGraphLaunch(self.handle, <rt.cudaStream_t> stream), "cudaGraphLaunch")
+        cdef rt.cudaError_t status
+        with nogil:  # it waits where a thousand launches are outstanding
+            status = rt.cudaGraphLaunch(self.handle, <rt.cudaStream_t> stream)
+        check(status, "cudaGraphLaunch")
 
 
 cdef class Replay:
@@ -231,7 +235,7 @@ cdef class Replay:
                 self.ready.record(other)
                 self.ready.order(stream)
         check(rt.cudaStreamWaitEvent(target, self.complete.handle, 0), "cudaStreamWaitEvent")
-        check(rt.cudaGraphLaunch(self.graph.handle, target), "cudaGraphLaunch")
+        self.graph.launch(stream)
         check(rt.cudaEventRecord(self.complete.handle, target), "cudaEventRecord")
         return True
 

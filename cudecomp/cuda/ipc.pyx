@@ -12,20 +12,21 @@ from libc.string cimport memcpy
 
 from cuda.bindings cimport cyruntime as rt
 
-from cudecomp.cuda.runtime cimport check
+from cudecomp.cuda.runtime cimport check, Stream
 from cudecomp.cuda.signals cimport cudecomp_signal_table, signal_table
 from cudecomp.pack cimport abandon
 
 import os
 import weakref
 
-from cudecomp.cuda.memory import DeviceMemory, finish_closed_work, free_abandoned
-from cudecomp.cuda.runtime import copy, Stream, synchronize
+from cudecomp.cuda.memory import DeviceMemory, free_abandoned
+from cudecomp.cuda.runtime import copy, synchronize
 
 # Smaller allocations share one of the driver's blocks, which is what would be exported.
 BLOCK = 2 << 20  # bytes
 
 _mapped = weakref.WeakValueDictionary()  # Mapped by key
+_ending = []  # keys of what nobody uses, but is still mapped
 
 
 def export(uintptr_t address):
@@ -80,15 +81,19 @@ cdef int _close(void *start) noexcept nogil:
 
 
 def _map(key, handle):
-    """Return the mapping of an allocation, made at its first use."""
+    """Return the mapping of an allocation, made at its first use.
+
+    The driver does not tell an allocation from an earlier one in the same place as long as that one is mapped.
+    """
     found = _mapped.get(key)
     if found is None:
-        if not free_abandoned():
-            finish_closed_work()
+        if free_abandoned():
+            _ending.clear()
         process, base, *_ = key
-        if any((process, base) == (other[0], other[1]) for other in list(_mapped)):
-            raise OSError(f"the device memory of process {process} at {base:#x} was freed while a plan still uses it")
+        if any((process, base) == other[:2] for other in (*_mapped, *_ending)):
+            raise OSError(f"the device memory of process {process} at {base:#x} was freed while it is still in use")
         found = _mapped[key] = Mapped(handle)
+        weakref.finalize(found, _ending.append, key)
     return found
 
 
@@ -118,8 +123,9 @@ class Segment:
         """Make a segment of zeros; CudaError if the memory is not there."""
         memory = DeviceMemory(-(-max(nbytes, 1) // BLOCK) * BLOCK)
         cdef uintptr_t address = memory.address
-        check(rt.cudaMemset(<void *> address, 0, memory.nbytes), "cudaMemset")
-        synchronize()
+        cdef Stream stream = Stream()  # the default one may be waiting for peers
+        check(rt.cudaMemsetAsync(<void *> address, 0, memory.nbytes, stream.handle), "cudaMemsetAsync")
+        synchronize(stream.address)
         return cls(address, nbytes, memory, export(address))
 
     @classmethod
@@ -149,7 +155,7 @@ class Segment:
     def load(self, Py_ssize_t index):
         """Read a 64-bit word of it; blocks."""
         cdef int64_t value = 0
-        stream = Stream()
+        cdef Stream stream = Stream()
         copy(<uintptr_t> &value, self.address + 8 * index, 8, stream.address)
         synchronize(stream.address)
         return value
@@ -159,6 +165,6 @@ def write_words(uintptr_t address, values):
     """Write 64-bit words to device memory, ordered after nothing; blocks."""
     cdef bytearray host = bytearray(b"".join(int(value).to_bytes(8, "little", signed=True) for value in values))
     cdef char *start = host
-    stream = Stream()
+    cdef Stream stream = Stream()
     copy(address, <uintptr_t> start, len(host), stream.address)
     synchronize(stream.address)

@@ -44,17 +44,6 @@ def free_abandoned():
     return True
 
 
-def finish_closed_work():
-    """Wait for the last work of what was closed, and free it.
-
-    The driver does not tell an allocation from an earlier one in the same place as long as that is mapped.
-    """
-    for event, _ in closed_work:
-        event.synchronize()
-    closed_work.clear()
-    free_queued()
-
-
 cdef int _free_device(void *pointer) noexcept nogil:
     return rt.cudaFree(pointer)
 

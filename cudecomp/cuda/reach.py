@@ -8,19 +8,26 @@ from typing import Any
 from ..registry import Registry
 from .ipc import Segment, write_words
 from .memory import DeviceMemory, free_abandoned
+from .runtime import current_device
 
 # Registrations that may live at once, per communicator. A word per registration and rank of the host.
 MOST = 4096
 
 
 class DeviceRegistry(Registry):
-    """The device memory of the ranks of a communicator, by rank and number."""
+    """The device memory of the ranks of a communicator, by rank and number.
+
+    Attributes
+    ----------
+    ordinal : int
+        The device whose memory is mapped and shared.
+    """
 
     device = "cuda"
     segments = Segment
 
-    def __init__(self, group: Any):
-        super().__init__(group)
+    def _prepare(self) -> None:
+        self.ordinal = current_device()
         self._table = DeviceMemory(8 * MOST * len(self.place))
 
     def table(self, rank: int) -> int:
@@ -35,7 +42,7 @@ class DeviceRegistry(Registry):
             if (rank, number) in self._theirs:
                 write_words(self.table(rank) + 8 * number, [self.address(rank, number)])
 
-    def _lingering(self) -> list[tuple[int, int]]:
-        """Return which segments that their ranks have given up are still mapped here: (rank, serial)."""
-        # What nobody holds is mapped until it is closed, which has to wait until the device waits for no peer.
-        return super()._lingering() if free_abandoned() else list(self._dropped)
+    def _news(self) -> tuple[list[int], list[tuple[int, int]]]:
+        # While the device may be waiting for peers, a run in flight may have offered what nobody holds any more; and
+        # mappings that nobody holds are closed only later.
+        return super()._news() if free_abandoned() else ([], list(self._dropped))

@@ -144,6 +144,7 @@ cdef class Event:
         """Tell whether what was marked is complete."""
         cdef rt.cudaError_t status = rt.cudaEventQuery(self.handle)
         if status == rt.cudaErrorNotReady:
+            rt.cudaGetLastError()  # no error that anybody should find
             return False
         check(status, "cudaEventQuery")
         return True

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Owns how the tests on all ranks agree: each test ends on all ranks alike; knows nothing of what they check."""
 
+import traceback
+
 import pytest
 from mpi4py import MPI
 
@@ -34,6 +36,8 @@ def pytest_pyfunc_call(pyfuncitem):
         failure = error
     except pytest.fail.Exception as error:
         failure = error
+    if failure is not None:  # before ranks meet: the others may be waiting elsewhere
+        traceback.print_exception(failure)
     failed = [rank for rank, one in enumerate(VERDICTS.allgather(failure is not None)) if one]
     if failure is not None:
         raise failure

@@ -411,7 +411,7 @@ def delayed(monkeypatch, comm, seed):
         steps = []
         for step in work.steps:
             steps += [copies[i] for i in rng.integers(0, len(copies), rng.integers(0, 3))] + [step]
-        return Work([*steps, copies[int(rng.integers(0, len(copies)))]], work.lands)
+        return Work([*steps, copies[int(rng.integers(0, len(copies)))]], work.lands, work.kept)
 
     monkeypatch.setattr(module.CudaDirectEngine, "_make_work", make_work)
 
