@@ -15,7 +15,7 @@ PACKAGE = ROOT / "cudecomp"
 # From the lowest to the highest. A module imports from lower rows only; a folder stands for those of its modules that
 # have no row of their own, and these may import each other. A new module gets its row here.
 LAYERS = (
-    {"_build", "errors", "flags", "launcher", "library", "mapping", "text"},
+    {"_build", "errors", "flags", "forever", "launcher", "library", "mapping", "text"},
     {"shm"},
     {"aware"},
     {"array", "comm"},

@@ -71,6 +71,21 @@ warnings.simplefilter("ignore")
 plan.bind(a, b).start()
 print("the end")
 """,
+    "interrupted": """
+import signal
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+warnings.simplefilter("ignore")
+if comm.rank:
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        plan.run(a, b)
+    except (KeyboardInterrupt, PoisonedError) as error:
+        print(repr(error))
+    a = b = None
+print("the end")
+""",
     "never closed": """
 warnings.simplefilter("ignore")
 plan.run(a, b)
