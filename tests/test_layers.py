@@ -2,6 +2,7 @@
 """The layers of the package: imports and cimports point down, and optional packages are imported on demand."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -169,6 +170,17 @@ def test_import_is_light():
     code = f"import sys, cudecomp; print(*(name for name in {heavy} if name in sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == []
+
+
+def test_the_source_tree_says_that_it_is_one():
+    """It has no compiled modules: the error says so, and what to do, rather than which module is missing."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONSAFEPATH", "PYTHONPATH")}
+    command = [sys.executable, "-c", "import cudecomp"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: {PACKAGE} is the source tree of cudecomp")
+    assert "pip install" in last
 
 
 def test_parsers_see_every_form():

@@ -79,7 +79,12 @@ def test_arguments_that_are_wrong_or_differ(comm, alike):
     alike(ValueError, ["axes"], lambda: HaloPlan(pencil, "f8", comm, periods=True, axes=(0, 0)))
     alike(ValueError, ["axes"], lambda: HaloPlan(pencil, "f8", comm, periods=True, axes=3))
     if comm.size > 1:
-        alike(ValueError, ["details differs"], lambda: HaloPlan(pencil, "f8", comm, periods=comm.rank > 0))
+        first, wide = comm.rank == 0, Pencil((8, 9, 10), ProcessGrid((1, comm.size)), 0, halo=2)
+        alike(ValueError, ["HaloPlan: periods differs"], lambda: HaloPlan(pencil, "f8", comm, periods=first))
+        axes = (0,) if first else None
+        alike(ValueError, ["HaloPlan: axes differs"], lambda: HaloPlan(pencil, "f8", comm, periods=True, axes=axes))
+        mine = wide if first else pencil
+        alike(ValueError, ["HaloPlan: pencil differs"], lambda: HaloPlan(mine, "f8", comm, periods=True))
     with HaloPlan(pencil, "f8", comm, periods=True, check=True) as plan:
         one, other = plan.empty_src(), plan.empty_src()
         alike(ValueError, ["one array"], lambda: plan.run(one, other))
