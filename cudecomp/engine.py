@@ -27,7 +27,7 @@ from .memory import allocate
 from .pack import AddressTable, PackProgram
 from .registry import Registry
 from .schedule import Schedule, aligned, exchange_subgrid
-from .spec import Spec
+from .spec import Spec, patience
 from .text import ranks_text
 from .workspace import Workspace
 
@@ -157,7 +157,7 @@ class Engine:
         _open.add(self)
         _, error = attempt(lambda: self._prepare(exchange_of))
         try:
-            group.agree(spec.operation, error)
+            group.agree(spec.operation, error, timeout=patience(spec.timeout))
             self._connect()
         except BaseException:
             self.close()

@@ -64,7 +64,7 @@ def launch_lines(spec: Spec) -> list[str]:
 
 
 def schedule_lines(schedule: Schedule, itemsize: int, most: int = MOST, more: str = "and {} more") -> list[str]:
-    """Return lines on the messages, the workspace and the rewrites of a schedule; `more` says how many are not listed."""
+    """Return lines on the messages, the workspace and the rewrites; `more` says how many messages are not listed."""
     lines: list[str] = []
 
     def listed(texts: Iterable[str], total: int) -> None:

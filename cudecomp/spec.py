@@ -32,6 +32,11 @@ class Directions(NamedTuple):
     axes: tuple[int, ...]
 
 
+# The least time, in seconds, that ranks which build a plan wait for one another: what a program does before, such as
+# reading its input, takes ranks apart further than messages do.
+BUILD_PATIENCE = 30.0
+
+
 @dataclass(frozen=True)
 class Spec:
     """The arguments of a plan after checking.
@@ -233,6 +238,15 @@ def _timeout(timeout: Any) -> float | None:
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout!r}, expected more than 0 seconds")
     return float(timeout)
+
+
+def patience(timeout: Any) -> float | None:
+    """Return how long the ranks wait for one another while a plan is built with this `timeout`, in seconds."""
+    try:
+        seconds = _timeout(timeout)
+    except (TypeError, ValueError):  # which is raised when the ranks have met
+        return None
+    return None if seconds is None else max(seconds, BUILD_PATIENCE)
 
 
 def _nodes(nodes: Any, size: int) -> tuple[int, ...] | None:
