@@ -159,7 +159,9 @@ class Communicator:
     def _gather(self, what: str, mine: bytes, timeout: float | None) -> list[bytes]:
         """Return what each rank says, all of one length; collective."""
         if self._given_up:
-            raise RuntimeError(f"{what}: this communicator cannot be used any more: a rank waited for the others in vain")
+            raise RuntimeError(
+                f"{what}: this communicator cannot be used any more: a rank waited for the others in vain"
+            )
         everything = bytearray(len(mine) * self.size)
         self._complete(self.mpi.Iallgather(mine, everything), what, timeout, (mine, everything))
         return [bytes(everything[i : i + len(mine)]) for i in range(0, len(everything), len(mine))]

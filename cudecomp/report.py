@@ -79,9 +79,7 @@ def schedule_lines(schedule: Schedule, itemsize: int, most: int = MOST, more: st
     if schedule.puts:
         total = size_text(sum(put.items for put in schedule.puts) * itemsize)
         lines.append(f"{len(schedule.puts)} mapped peer{'' if len(schedule.puts) == 1 else 's'} to write to, {total}")
-        puts = (
-            f"rank {put.peer}: {size_text(put.items * itemsize)}, straight into its array" for put in schedule.puts
-        )
+        puts = (f"rank {put.peer}: {size_text(put.items * itemsize)}, straight into its array" for put in schedule.puts)
         listed(puts, len(schedule.puts))
     lines.append(f"workspace {size_text(schedule.workspace_bytes)} ({schedule.workspace_bytes} bytes)")
     lines.append("rewrites: " + ("; ".join(schedule.rewrites) or "none: every message is packed and unpacked"))

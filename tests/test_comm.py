@@ -25,11 +25,11 @@ class Rank:
         self.barrier.wait()
         return said
 
-    def Iallgather(self, mine, everything):
+    def Iallgather(self, mine, everything):  # noqa: N802
         everything[:] = b"".join(self.allgather(mine))
         return self
 
-    def Test(self):
+    def Test(self):  # noqa: N802
         return True
 
 
