@@ -375,6 +375,10 @@ class Engine:
             if not written:
                 return False
             self._finish()
+        except PoisonedError as error:  # a peer's, which does not know whose it is
+            named = PoisonedError(f"{self}: {error}")
+            self._fail(named)
+            raise named from None
         except BaseException as error:
             self._fail(error)
             raise
