@@ -155,16 +155,21 @@ class AllToAll:
 
     @staticmethod
     def _counts(parts: Sequence[Any], place: dict[int, int]) -> tuple[list[int], list[int]]:
-        counts, offsets = [0] * len(place), [0] * len(place)
+        """Return items and offsets by place in the group; offsets count from the first message."""
+        counts, offsets, first = [0] * len(place), [0] * len(place), parts_start(parts)
         for part in parts:
             counts[place[part.peer]] = part.items
-            offsets[place[part.peer]] = part.offset
+            offsets[place[part.peer]] = part.offset - first
         return counts, offsets
 
-    @staticmethod
-    def _address(parts: Sequence[Any], workspace_base: int, workspace: int, table: Any) -> int:
-        """Return the address of the one base that all parts share."""
-        return workspace if not parts or parts[0].base == workspace_base else int(table[parts[0].base])
+    def _address(self, parts: Sequence[Any], workspace_base: int, workspace: int, table: Any) -> int:
+        """Return the address of the first message of one direction; all parts share one base.
+
+        Not that of the base: a halo update sends from and receives into one array, and Open MPI takes equal addresses
+        for MPI_IN_PLACE.
+        """
+        base = workspace if not parts or parts[0].base == workspace_base else int(table[parts[0].base])
+        return base + parts_start(parts) * self._wire.itemsize
 
     def _memory(self, address: int, vector: tuple[list[int], list[int]]) -> Any:
         """Return the memory of one direction; where there is nothing to move, some other, and no null address.
@@ -173,3 +178,8 @@ class AllToAll:
         """
         items = max((n + offset for n, offset in zip(*vector, strict=True)), default=0)
         return MPI.memory.fromaddress(address, items * self._wire.itemsize) if items else self._nothing
+
+
+def parts_start(parts: Sequence[Any]) -> int:
+    """Return the offset of the first message, in items."""
+    return min((part.offset for part in parts), default=0)

@@ -57,6 +57,22 @@ def test_halos_equal_the_reference(comm, verdict, backend):
     verdict(found)
 
 
+@pytest.mark.parametrize("backend", ["direct", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a"])
+@pytest.mark.parametrize("width", [(1, 0), (0, 1), (2, 2)], ids=str)
+def test_one_direction_alone_and_within_one_array(comm, verdict, backend, width):
+    """Ranks at a wall only send or only receive; rows without gaps leave from, and land in, the array itself."""
+    pencil = Pencil((3 * comm.size, 4, 5), ProcessGrid((comm.size, 1)), 1, halo=(width, 0, 0))
+    before, after = outcome(pencil, (False,) * 3, None, "f8")
+    found = []
+    with HaloPlan(pencil, "f8", comm, periods=False, backend=backend, timeout=20) as plan:
+        array = plan.empty_src()
+        for _ in range(5):
+            array[...] = before[comm.rank]
+            plan.run(array)
+            found += [] if same_bytes(array, after[comm.rank]) else [f"{array}"]
+    verdict(found)
+
+
 def test_hosts_made_up(comm, verdict):
     """Ranks of other hosts get messages within the same update."""
     found = []
