@@ -168,7 +168,7 @@ class Communicator:
 
     def _complete(self, request: Any, what: str, timeout: float | None, buffers: Any = None) -> None:
         """Wait for a collective; TimeoutError after `timeout` seconds. Given up, its buffers stay: MPI may write."""
-        self._given_up, tries, end = True, 0, None if timeout is None else time.monotonic() + timeout
+        tries, end = 0, None if timeout is None else time.monotonic() + timeout
         try:
             while not request.Test():
                 tries += 1
@@ -180,9 +180,9 @@ class Communicator:
                             "plan, and each run with check=True, is collective: all its ranks have to call it"
                         )
         except BaseException:
+            self._given_up = True
             keep((request, buffers))
             raise
-        self._given_up = False
 
 
 def _mpi_of(comm: Any) -> Any:
