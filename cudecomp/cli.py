@@ -21,7 +21,9 @@ import numpy as np
 from .array import plan_dtype
 from .grid import ProcessGrid
 from .launcher import launched_rank
+from .memory import BUILD_WITH_CUDA
 from .pencil import Pencil
+from .report import MOST
 from .text import indented, size_text, table
 from .transports import BACKENDS
 
@@ -175,6 +177,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--inplace", action="store_true", help="source and destination are one buffer")
     add("--backend", choices=("auto", *BACKENDS["host"]), default="auto", help="the transport")
     add("--rank", type=int, metavar="R", help="tell about this rank in detail")
+    add("--all-messages", action="store_true", help=f"with --rank: list all messages instead of {MOST}")
     add("--plot", metavar="FILE", help="draw the pencils, for arrays of three axes (needs matplotlib)")
 
 
@@ -211,7 +214,9 @@ def _info_lines(found: dict[str, Any]) -> Iterator[str]:
     yield "Versions"
     yield from indented(f"{name:<14}{version or 'not installed'}" for name, version in found["versions"].items())
     build, host, mpi, cuda = (found[name] for name in ("build", "host", "mpi", "cuda"))
-    kernels = f"CUDA {build['cuda_version']} for {', '.join(build['cuda_architectures'])}" if build["cuda"] else "none"
+    kernels = f"none; to build them, in the source tree: {BUILD_WITH_CUDA}"
+    if build["cuda"]:
+        kernels = f"CUDA {build['cuda_version']} for {', '.join(build['cuda_architectures'])}"
     yield f"  CUDA kernels  {kernels}"
     yield from ("", "Devices")
     yield f"  host          {host['cores']} cores, {host['machine']}, {host['system']}"
@@ -250,7 +255,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     places = tuple((wanted.index(src), wanted.index(dst)) for src, dst in pairs)
     chosen = tuple(pencils[axis] for axis in wanted)
     dry = DryRun(
-        chosen, places, arguments.dtype, arguments.fields, arguments.inplace, arguments.backend, arguments.rank
+        *(chosen, places, arguments.dtype, arguments.fields, arguments.inplace, arguments.backend, arguments.rank),
+        most=sys.maxsize if arguments.all_messages else MOST,
     )
     if arguments.plot:
         from .plot import picture

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import sys
+import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from .forever import keep
 from .text import ranks_text
+
+# Looks at a collective before a waiting rank gives its core away at each.
+SPINS = 20
 
 _keyval: int | None = None
 
@@ -33,7 +39,13 @@ class Alone:
     nodes = (0,)
     user = None
 
-    def agree(self, what: str, error: BaseException | None, spec: Mapping[str, str] | None = None) -> None:
+    def agree(
+        self,
+        what: str,
+        error: BaseException | None,
+        spec: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Raise `error` if there is one."""
         if error is not None:
             raise error
@@ -54,11 +66,13 @@ class Communicator:
         For each rank the lowest rank that shares its host.
     """
 
-    def __init__(self, user: Any):
+    def __init__(self, user: Any, timeout: float | None = None):
         from mpi4py import MPI
 
         self.user = user
-        self.mpi = user.Dup()
+        self._given_up = False  # an agreement that this rank began and did not wait for
+        self.mpi, request = user.Idup()
+        self._complete(request, "the first plan on a communicator", timeout)
         self.rank = self.mpi.Get_rank()
         self.size = self.mpi.Get_size()
         self._tags = 0
@@ -72,8 +86,11 @@ class Communicator:
         host.Free()
 
     @classmethod
-    def of(cls, comm: Any) -> Communicator | Alone:
-        """Return the duplicate of `comm`, made at the first call (then collective over it); None means this process."""
+    def of(cls, comm: Any, timeout: float | None = None) -> Communicator | Alone:
+        """Return the duplicate of `comm`, made at the first call (then collective over it); None means this process.
+
+        TimeoutError if that takes longer than `timeout` seconds.
+        """
         if comm is None:
             return Alone()
         MPI = _mpi_of(comm)
@@ -82,7 +99,7 @@ class Communicator:
             _keyval = MPI.Comm.Create_keyval(delete_fn=_release)
         found = comm.Get_attr(_keyval)
         if found is None:
-            found = cls(comm)
+            found = cls(comm, timeout)
             comm.Set_attr(_keyval, found)
         return found
 
@@ -117,20 +134,55 @@ class Communicator:
             self._groups[key] = (members, tuple(members.allgather(self.rank))) if present else None
         return self._groups[key]
 
-    def agree(self, what: str, error: BaseException | None, spec: Mapping[str, str] | None = None) -> None:
+    def agree(
+        self,
+        what: str,
+        error: BaseException | None,
+        spec: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Raise the same exception on all ranks, or on none.
 
         Collective. The error of the lowest failing rank is raised everywhere; without errors, ranks whose `spec`
         differs from rank 0's give a ValueError that names the first differing entry, its values and their ranks.
+        A rank that waits for the others for more than `timeout` seconds raises TimeoutError, alone.
         """
-        mine = None if error is None else (_travelling(error), str(error))
         digest = hashlib.sha256(repr(sorted((spec or {}).items())).encode()).digest()
-        theirs = self.mpi.allgather((mine, digest))
-        failed = [(rank, found) for rank, (found, _) in enumerate(theirs) if found is not None]
-        if failed:
+        told = self._gather(what, bytes([error is not None]) + digest, timeout)
+        if any(one[0] for one in told):
+            errors = self.mpi.allgather(None if error is None else (_travelling(error), str(error)))
+            failed = [(rank, found) for rank, found in enumerate(errors) if found is not None]
             raise _shared_error(failed, self.size) from error
-        if any(other != theirs[0][1] for _, other in theirs):
+        if any(one != told[0] for one in told):
             raise ValueError(f"{what}: {_difference(self.mpi.allgather(dict(spec or {})))}")
+
+    def _gather(self, what: str, mine: bytes, timeout: float | None) -> list[bytes]:
+        """Return what each rank says, all of one length; collective."""
+        if self._given_up:
+            raise RuntimeError(
+                f"{what}: this communicator cannot be used any more: a rank waited for the others in vain"
+            )
+        everything = bytearray(len(mine) * self.size)
+        self._complete(self.mpi.Iallgather(mine, everything), what, timeout, (mine, everything))
+        return [bytes(everything[i : i + len(mine)]) for i in range(0, len(everything), len(mine))]
+
+    def _complete(self, request: Any, what: str, timeout: float | None, buffers: Any = None) -> None:
+        """Wait for a collective; TimeoutError after `timeout` seconds. Given up, its buffers stay: MPI may write."""
+        tries, end = 0, None if timeout is None else time.monotonic() + timeout
+        try:
+            while not request.Test():
+                tries += 1
+                if tries > SPINS:
+                    os.sched_yield()
+                    if end is not None and time.monotonic() > end:
+                        raise TimeoutError(
+                            f"{what}: not all ranks of the communicator were there within {timeout:g} s; building a "
+                            "plan, and each run with check=True, is collective: all its ranks have to call it"
+                        )
+        except BaseException:
+            self._given_up = True
+            keep((request, buffers))
+            raise
 
 
 def _mpi_of(comm: Any) -> Any:

@@ -14,13 +14,15 @@ import numpy as np
 from .exchange import Exchange
 from .grid import ProcessGrid
 from .pencil import Pencil
-from .report import pencil_text, schedule_lines
+from .report import MOST, pencil_text, schedule_lines
 from .schedule import Schedule
 from .text import indented, ranges_text, shape_text, size_text, span_text, table
 
 # Schedules of so many ranks are looked at, fewer where each has many messages, so that any grid is a matter of seconds.
 SAMPLE = 64
 SAMPLED_MESSAGES = 1_000
+
+MORE = "and {} more; --all-messages lists them"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class DryRun:
         The transport; it decides how messages may lie in memory.
     rank : int, optional
         A rank to be told about in detail.
+    most : int
+        How many messages of each direction are listed there.
     """
 
     pencils: tuple[Pencil, ...]
@@ -52,6 +56,7 @@ class DryRun:
     inplace: bool = False
     backend: str = "auto"
     rank: int | None = None
+    most: int = MOST
 
     @property
     def grid(self) -> ProcessGrid:
@@ -145,7 +150,8 @@ class DryRun:
             yield f"  {pencil_text(pencil, rank)}; {memory}"
         for pair in self.pairs:
             yield f"  {self.pencils[pair[0]].axis} -> {self.pencils[pair[1]].axis}"
-            yield from indented(schedule_lines(self.schedule(pair, rank), self.dtype.itemsize), by=4)
+            lines = schedule_lines(self.schedule(pair, rank), self.dtype.itemsize, self.most, MORE)
+            yield from indented(lines, by=4)
 
 
 def left_out(schedules: Sequence[Schedule]) -> str:

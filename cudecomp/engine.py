@@ -7,10 +7,12 @@ they know nothing of array objects.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,20 +22,20 @@ from .boxes import compile_copies
 from .comm import attempt
 from .errors import PoisonedError
 from .exchange import Exchange
+from .forever import keep
 from .memory import allocate
 from .pack import AddressTable, PackProgram
 from .registry import Registry
 from .schedule import Schedule, aligned, exchange_subgrid
-from .spec import Spec
+from .spec import Spec, patience
 from .text import ranks_text
 from .workspace import Workspace
 
 # Polls before a waiting rank gives its core away: where ranks share cores, every poll more costs the others time.
 SPINS = 20
 
-# Memory and requests of operations that were pending when their plan was closed: MPI may still write there, and
-# waiting for peers is not allowed, so they stay until the process ends.
-_stranded: list[Any] = []
+# The engines of plans that were not closed.
+_open: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Stats:
@@ -161,9 +163,10 @@ class Engine:
         self._apart = False  # whether the operation was begun by `Bound.start`
         self._turn = threading.Lock()  # held by the thread that advances the operation
         self._registry = self._find_registry()
+        _open.add(self)
         _, error = attempt(lambda: self._prepare(exchange_of))
         try:
-            group.agree(spec.operation, error)
+            group.agree(spec.operation, error, timeout=patience(spec.timeout))
             self._connect()
         except BaseException:
             self.close()
@@ -425,6 +428,10 @@ class Engine:
             if not written:
                 return False
             self._finish()
+        except PoisonedError as error:  # a peer's, which does not know whose it is
+            named = PoisonedError(f"{self}: {error}")
+            self._fail(named)
+            raise named from None
         except BaseException as error:
             self._fail(error)
             raise
@@ -505,12 +512,13 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        _open.discard(self)
         self.latest = None
         with contextlib.suppress(Exception):
             self.test()  # what is complete is in nobody's use
         if self._running:
             self.group.lost += self.spec.choice.name == "mpi_a2a"
-            _stranded.append((self._mover, self.workspace, self._bound, self))
+            keep(self)  # with its requests, workspace and arrays: MPI may still write, and peers are not waited for
             return
         if self._mover is not None:
             self._mover.close()
@@ -523,6 +531,14 @@ class Engine:
 
     def __str__(self) -> str:
         return f"{self.spec.operation}({self.spec.choice.name}, rank {self.group.rank} of {self.group.size})"
+
+
+@atexit.register
+def _keep_pending() -> None:
+    """Keep what is pending when the interpreter ends: MPI is finalized after Python has freed its objects."""
+    for engine in list(_open):
+        if engine.pending:
+            keep(engine)
 
 
 def _help_others(waiting: Engine) -> None:

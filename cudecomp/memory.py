@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owns the allocation of arrays for pencils; knows nothing of plans."""
+"""Owns the allocation of arrays for pencils, and which devices this installation serves; knows nothing of plans."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from . import _build
 from .array import aligned_empty, plan_dtype
 from .pencil import Pencil
 
 ALIGNMENT = 64  # bytes; a cache line
+
+# In the source tree; pip brings the compiler where there is none.
+BUILD_WITH_CUDA = "pip install '.[cu13]' --config-settings=setup-args=-Dcuda=enabled"
 
 
 def empty(pencil: Pencil, dtype: Any, rank: int, device: str = "host") -> Any:
@@ -49,6 +55,30 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> Any:
         return aligned_empty(shape, dtype, ALIGNMENT)
     if device != "cuda":
         raise ValueError(f"empty: device is {device!r}, expected 'host' or 'cuda'")
+    require_cuda()
     from .cuda.memory import DeviceArray
 
     return DeviceArray(shape, dtype)
+
+
+def require_cuda() -> None:
+    """Raise RuntimeError, saying what to do, if this installation cannot serve device "cuda". Local; asks no device."""
+    if not _build.CUDA:
+        raise RuntimeError(
+            "device 'cuda': this build of cudecomp has no CUDA kernels; to build it with them, in its source tree: "
+            + BUILD_WITH_CUDA
+        )
+    problem = bindings_problem()
+    if problem is not None:
+        raise RuntimeError(f"device 'cuda': {problem}")
+
+
+def bindings_problem() -> str | None:
+    """Return that the package cuda-bindings is not installed, and what to do about it; None if it is. Local."""
+    with contextlib.suppress(ModuleNotFoundError):
+        if importlib.util.find_spec("cuda.bindings") is not None:
+            return None
+    missing = "the package cuda-bindings is not installed"
+    if not _build.CUDA:
+        return missing
+    return f"{missing}; in the source tree of cudecomp: pip install '.[cu{_build.CUDA_VERSION.partition('.')[0]}]'"

@@ -17,7 +17,7 @@ from cudecomp.host_direct import DirectEngine
 from cudecomp.memory import plan_shape
 from cudecomp.registry import Registry
 from cudecomp.report import explain, summary
-from cudecomp.spec import halo_spec, transpose_spec
+from cudecomp.spec import halo_spec, patience, transpose_spec
 from cudecomp.transports import direct_or, with_awareness
 
 
@@ -136,7 +136,8 @@ cdef class Plan:
         RuntimeError
             The plan is closed, failed before, or an operation on it, its workspace or the arrays is pending.
         TimeoutError
-            Nothing arrived for the plan's timeout; the plan cannot be used any more.
+            Nothing arrived for the plan's timeout; the plan cannot be used any more. With `check=True` also: some ranks
+            do not call it; the communicator cannot be used any more.
 
         Notes
         -----
@@ -231,7 +232,7 @@ cdef class Plan:
         engine = self._engine_open()
         call, error = attempt(lambda: _bound_call(engine, src, dst))
         if agree:
-            engine.group.agree(engine.spec.operation, error)
+            engine.group.agree(engine.spec.operation, error, timeout=engine.spec.timeout)
         elif error is not None:
             raise error
         return call
@@ -292,6 +293,7 @@ class TransposePlan(Plan):
         Memory to share with other plans; None: the plan's own.
     timeout : float, optional
         Seconds without progress after which a waiting rank raises TimeoutError; None asks CUDECOMP_TIMEOUT, then never.
+        Ranks that build the plan wait so long for the others, but at least 30 s.
     check : bool
         Agree on the arguments of each run, so that all ranks raise the same (a reduction per run).
     nodes : sequence of int, optional
@@ -301,6 +303,9 @@ class TransposePlan(Plan):
     ------
     TypeError, ValueError, RuntimeError
         An argument is wrong on any rank, or differs between ranks: the same exception on all ranks.
+    TimeoutError
+        Some ranks do not build the plan; the communicator cannot be used any more. Without a timeout others wait for
+        them for ever.
 
     Notes
     -----
@@ -311,9 +316,9 @@ class TransposePlan(Plan):
                  fields=None, inplace=False, workspace=None, timeout=None, check=False, nodes=None):
         options = dict(device=device, backend=backend, launch=launch, graphs=graphs, fields=fields, inplace=inplace,
                        workspace=workspace, timeout=timeout, check=check, nodes=nodes)
-        group = Communicator.of(comm)
+        group = Communicator.of(comm, patience(timeout))
         spec, error = attempt(lambda: transpose_spec(group, src, dst, dtype, **options))
-        group.agree("TransposePlan", error, spec and spec.table())
+        group.agree("TransposePlan", error, spec and spec.table(), patience(timeout))
         _build(self, spec, group, lambda rank, nodes: Exchange(src, dst, rank, nodes))
 
     def reverse(self):
@@ -349,6 +354,9 @@ class HaloPlan(Plan):
     ------
     TypeError, ValueError, RuntimeError
         An argument is wrong on any rank, or differs between ranks: the same exception on all ranks.
+    TimeoutError
+        Some ranks do not build the plan; the communicator cannot be used any more. Without a timeout others wait for
+        them for ever.
 
     Notes
     -----
@@ -359,9 +367,9 @@ class HaloPlan(Plan):
                  graphs=None, fields=None, workspace=None, timeout=None, check=False, nodes=None):
         options = dict(device=device, backend=backend, launch=launch, graphs=graphs, fields=fields,
                        workspace=workspace, timeout=timeout, check=check, nodes=nodes)
-        group = Communicator.of(comm)
+        group = Communicator.of(comm, patience(timeout))
         spec, error = attempt(lambda: halo_spec(group, pencil, dtype, periods, axes, **options))
-        group.agree("HaloPlan", error, spec and spec.table())
+        group.agree("HaloPlan", error, spec and spec.table(), patience(timeout))
         _build(self, spec, group, lambda rank, nodes: halo_exchange(pencil, rank, *spec.details, nodes))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from . import _build
 from .aware import cuda_aware
 from .launcher import environment_of_no_job
+from .memory import bindings_problem
 from .transports import BACKENDS
 
 Facts = dict[str, Any]
@@ -130,10 +131,11 @@ def mpi_facts() -> Facts:
 
 def cuda_facts() -> Facts:
     """Return the CUDA devices. Starts the CUDA driver in this process."""
-    try:
-        from cuda.bindings import runtime
-    except ImportError:
-        return {"problem": "cuda-bindings is not installed; pip install 'cudecomp[cu13]' or 'cudecomp[cu12]'"}
+    missing = bindings_problem()
+    if missing is not None:
+        return {"problem": missing}
+    from cuda.bindings import runtime
+
     status, count = runtime.cudaGetDeviceCount()
     if status.value:
         return {"problem": f"cudaGetDeviceCount: {status.name}"}

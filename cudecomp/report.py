@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from .pencil import Pencil
 from .schedule import Schedule
 from .spec import LAUNCHES, Spec
 from .text import size_text
+
+MOST = 16  # messages of each direction that are listed
 
 
 def pencil_text(pencil: Pencil, rank: int) -> str:
@@ -37,7 +41,7 @@ def summary(spec: Spec, schedule: Schedule, rank: int, stats: dict[str, int], cl
     return "\n".join(lines) + f"\n  {', '.join(f'{n} {name}' for name, n in stats.items())}>"
 
 
-def explain(spec: Spec, schedule: Schedule, rank: int, most: int = 16) -> str:
+def explain(spec: Spec, schedule: Schedule, rank: int, most: int = MOST) -> str:
     """Return the schedule of a rank in words; at most `most` messages of each direction are listed."""
     itemsize = spec.dtype.itemsize
     lines = [
@@ -59,22 +63,24 @@ def launch_lines(spec: Spec) -> list[str]:
     return [f"launch {spec.launch}: {LAUNCHES[spec.launch]}; {graphs}"]
 
 
-def schedule_lines(schedule: Schedule, itemsize: int, most: int = 16) -> list[str]:
-    """Return lines on the messages, the workspace and the rewrites of a schedule."""
-    lines = []
+def schedule_lines(schedule: Schedule, itemsize: int, most: int = MOST, more: str = "and {} more") -> list[str]:
+    """Return lines on the messages, the workspace and the rewrites; `more` says how many messages are not listed."""
+    lines: list[str] = []
+
+    def listed(texts: Iterable[str], total: int) -> None:
+        lines.extend(f"  {text}" for text in islice(texts, most))
+        if total > most:
+            lines.append(f"  {more.format(total - most)}")
+
     for verb, parts in (("send to", schedule.sends), ("receive from", schedule.recvs)):
         total = size_text(sum(part.items for part in parts) * itemsize)
         lines.append(f"{len(parts)} message{'' if len(parts) == 1 else 's'} to {verb.split()[0]}, {total}")
-        lines += [f"  {_part_text(part, verb, itemsize)}" for part in parts[:most]]
-        if len(parts) > most:
-            lines.append(f"  and {len(parts) - most} more")
+        listed((_part_text(part, verb, itemsize) for part in parts), len(parts))
     if schedule.puts:
         total = size_text(sum(put.items for put in schedule.puts) * itemsize)
         lines.append(f"{len(schedule.puts)} mapped peer{'' if len(schedule.puts) == 1 else 's'} to write to, {total}")
-        lines += [
-            f"  rank {put.peer}: {size_text(put.items * itemsize)}, straight into its array"
-            for put in schedule.puts[:most]
-        ]
+        puts = (f"rank {put.peer}: {size_text(put.items * itemsize)}, straight into its array" for put in schedule.puts)
+        listed(puts, len(schedule.puts))
     lines.append(f"workspace {size_text(schedule.workspace_bytes)} ({schedule.workspace_bytes} bytes)")
     lines.append("rewrites: " + ("; ".join(schedule.rewrites) or "none: every message is packed and unpacked"))
     return lines

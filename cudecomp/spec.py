@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .array import plan_dtype
 from .grid import as_ints
+from .memory import require_cuda
 from .pencil import Pencil
 from .transports import BACKENDS, Choice, choose
 from .workspace import Workspace
@@ -22,6 +23,18 @@ LAUNCHES = {
     "per_peer": "a kernel per message, each of which raises its flag",
     "per_peer_events": "a kernel and an event per message",
 }
+
+
+class Directions(NamedTuple):
+    """What a halo update fills: per axis whether it is periodic, and the axes."""
+
+    periods: tuple[bool, ...]
+    axes: tuple[int, ...]
+
+
+# The least time, in seconds, that ranks which build a plan wait for one another: what a program does before, such as
+# reading its input, takes ranks apart further than messages do.
+BUILD_PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,7 @@ class Spec:
     graphs: bool
     fields: int
     inplace: bool
-    details: tuple[Any, ...]  # periods and axes of a halo update; empty for a transpose
+    details: Directions | tuple[()]  # of a halo update; empty for a transpose
     timeout: float | None
     check: bool
     nodes: tuple[int, ...] | None
@@ -69,8 +82,12 @@ class Spec:
         return "pinned" if self.staged else "device" if self.device == "cuda" else "host"
 
     def table(self) -> dict[str, str]:
-        """Return what ranks compare, by name."""
-        shown = {name: repr(getattr(self, name)) for name in self.__dataclass_fields__ if name != "workspace"}
+        """Return what ranks compare, by the name of the argument."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "workspace"}
+        if isinstance(self.details, Directions):
+            del values["src"], values["dst"], values["details"], values["inplace"]
+            values = {"operation": self.operation, "pencil": self.src, **self.details._asdict(), **values}
+        shown = {name: repr(value) for name, value in values.items()}
         shown["workspace"] = "none" if self.workspace is None else "shared"
         return shown
 
@@ -84,15 +101,15 @@ def transpose_spec(group: Any, src: Pencil, dst: Pencil, dtype: Any, **options: 
             f"TransposePlan: src has global shape {src.global_shape} and dst {dst.global_shape}, expected the same"
         )
     for name, pencil in (("src", src), ("dst", dst)):
-        _require_ranks(f"TransposePlan: {name}", pencil, group.size)
+        _require_ranks(f"TransposePlan: {name}", pencil, group)
     return _spec("TransposePlan", group, src, dst, plan_dtype(dtype), **options)
 
 
 def halo_spec(group: Any, pencil: Pencil, dtype: Any, periods: Any, axes: Any, **options: Any) -> Spec:
     """Check the arguments of a HaloPlan for this rank of a group. Local."""
     _require_pencil("HaloPlan: pencil", pencil)
-    _require_ranks("HaloPlan: pencil", pencil, group.size)
-    details = _periods(periods, pencil.ndim), _axes(axes, pencil.ndim)
+    _require_ranks("HaloPlan: pencil", pencil, group)
+    details = Directions(_periods(periods, pencil.ndim), _axes(axes, pencil.ndim))
     return _spec("HaloPlan", group, pencil, pencil, plan_dtype(dtype), inplace=False, details=details, **options)
 
 
@@ -101,11 +118,14 @@ def _require_pencil(what: str, pencil: Any) -> None:
         raise TypeError(f"{what} is a {type(pencil).__name__}, expected a Pencil")
 
 
-def _require_ranks(what: str, pencil: Pencil, size: int) -> None:
-    if pencil.grid.size != size:
+def _require_ranks(what: str, pencil: Pencil, group: Any) -> None:
+    if pencil.grid.size != group.size:
+        hint = f"; start the program with mpiexec -n {pencil.grid.size}" if group.size == 1 else ""
+        if group.user is None:
+            hint = "; comm is None, which means this process alone: pass comm=MPI.COMM_WORLD"
         raise ValueError(
             f"{what} has a grid of {pencil.grid.size} ranks {pencil.grid.shape}, "
-            f"expected {size}, the size of the communicator"
+            f"expected {group.size}, the size of the communicator{hint}"
         )
 
 
@@ -147,12 +167,12 @@ def _spec(
     timeout: float | None,
     check: bool,
     nodes: Sequence[int] | None,
-    details: tuple[Any, ...] = (),
+    details: Directions | tuple[()] = (),
 ) -> Spec:
     _one_of("device", device, BACKENDS)
     _one_of("launch", launch, LAUNCHES)
     if device == "cuda":
-        _require_cuda()
+        require_cuda()
     return Spec(
         operation=operation,
         src=src,
@@ -178,16 +198,6 @@ def _one_of(name: str, value: Any, allowed: Collection[str]) -> None:
         raise TypeError(f"{name} is {value!r}, expected a string")
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
-
-
-def _require_cuda() -> None:
-    from . import _build
-
-    if not _build.CUDA:
-        raise RuntimeError(
-            "device 'cuda': this build of cudecomp has no CUDA kernels; build it with them, from its source tree, by: "
-            "pip install --force-reinstall --no-deps . -Csetup-args=-Dcuda=enabled, and pip install '.[cu13]'"
-        )
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -228,6 +238,15 @@ def _timeout(timeout: Any) -> float | None:
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout!r}, expected more than 0 seconds")
     return float(timeout)
+
+
+def patience(timeout: Any) -> float | None:
+    """Return how long the ranks wait for one another while a plan is built with this `timeout`, in seconds."""
+    try:
+        seconds = _timeout(timeout)
+    except (TypeError, ValueError):  # which is raised when the ranks have met
+        return None
+    return None if seconds is None else max(seconds, BUILD_PATIENCE)
 
 
 def _nodes(nodes: Any, size: int) -> tuple[int, ...] | None:

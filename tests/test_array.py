@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from exporting import DLPack
 
 from cudecomp.array import aligned_empty, host_view, plan_dtype
 
@@ -12,19 +13,6 @@ class Exporter:
 
     def __init__(self, **protocols):
         self.__dict__.update(protocols)
-
-
-class DLPack:
-    """Exports DLPack alone."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 def test_numpy_arrays():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line in one process: what it says, its exit statuses, and that MPI is left alone where it must be."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from cudecomp import Pencil, ProcessGrid, cli, demo, dryrun
+from cudecomp import Pencil, ProcessGrid, _build, cli, demo, dryrun, memory, probe
 from cudecomp.text import ranges_text, span_text, table, time_text
 
 FAKES = {
@@ -80,6 +81,27 @@ def test_info_survives_mpi(capsys, fake_mpi, fault):
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.parametrize("kernels", [False, True])
+def test_info_says_how_to_get_cuda(capsys, monkeypatch, kernels):
+    """How to build the kernels where there are none, and which extra to install where there are."""
+    found = {**probe.facts(30), "cuda": {"problem": bindings_problem_of(monkeypatch, kernels)}}
+    found["build"] |= {"cuda": kernels, "cuda_version": "13.0", "cuda_architectures": ["90"]}
+    monkeypatch.setattr(probe, "facts", lambda timeout: found)
+    text = said(capsys, "info")
+    assert ("in the source tree: pip install '.[cu13]' --config-settings=setup-args=-Dcuda=enabled" in text) != kernels
+    assert ("none: the package cuda-bindings is not installed; in the source tree" in text) == kernels
+    assert "cudecomp[" not in text
+
+
+def bindings_problem_of(monkeypatch, kernels):
+    """What is said where cuda-bindings is missing, in a build with or without kernels."""
+    monkeypatch.setattr(_build, "CUDA", kernels)
+    monkeypatch.setattr(_build, "CUDA_VERSION", "13.0")
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.util, "find_spec", lambda name: None)
+        return memory.bindings_problem()
+
+
 # --- plan ------------------------------------------------------------------------------------------------------------
 
 
@@ -102,6 +124,17 @@ def test_plan_tables(capsys):
         assert transpose in text
     assert "Rank 5, at (2, 1) in the grid" in text
     assert "straight from the source array" in text
+
+
+@pytest.mark.parametrize("backend", ["mpi_p2p", "direct"])
+def test_plan_lists_some_messages_or_all(capsys, backend):
+    arguments = ["plan", "--shape", "64,64,64", "--grid", "1,40", "--axes", "1,2", "--rank", "3", "--backend", backend]
+    word = "straight into" if backend == "direct" else "send to"
+    some, all_of_them = said(capsys, *arguments), said(capsys, *arguments, "--all-messages")
+    assert some.count(word) == 16
+    assert some.count("and 23 more; --all-messages lists them") == (1 if backend == "direct" else 2)
+    assert all_of_them.count(word) == 39
+    assert "more; " not in all_of_them
 
 
 def test_plan_says_what_is_empty(capsys):

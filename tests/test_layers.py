@@ -2,6 +2,7 @@
 """The layers of the package: imports and cimports point down, and optional packages are imported on demand."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ PACKAGE = ROOT / "cudecomp"
 # From the lowest to the highest. A module imports from lower rows only; a folder stands for those of its modules that
 # have no row of their own, and these may import each other. A new module gets its row here.
 LAYERS = (
-    {"_build", "errors", "flags", "launcher", "library", "mapping", "text"},
+    {"_build", "errors", "flags", "forever", "launcher", "library", "mapping", "text"},
     {"shm"},
     {"aware"},
     {"array", "comm"},
@@ -170,6 +171,17 @@ def test_import_is_light():
     code = f"import sys, cudecomp; print(*(name for name in {heavy} if name in sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == []
+
+
+def test_the_source_tree_says_that_it_is_one():
+    """It has no compiled modules: the error says so, and what to do, rather than which module is missing."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONSAFEPATH", "PYTHONPATH")}
+    command = [sys.executable, "-c", "import cudecomp"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: {PACKAGE} is the source tree of cudecomp")
+    assert "pip install" in last
 
 
 def test_parsers_see_every_form():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pack programs on the host against naive copies, and what they do about segments, flags and wrong arguments."""
 
+import mmap
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from cudecomp.boxes import KernelBox, compile_copies
 from cudecomp.pack import AddressTable, PackProgram
 from cudecomp.schedule import Copy, packed_strides
 
+NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names since 3.13
 FEW = settings(deadline=None, max_examples=200)
 EXTENTS = st.one_of(st.integers(1, 5), st.sampled_from([7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 67, 100]))
 
@@ -98,6 +101,29 @@ def test_all_permutations(unit, shape):
         copy = Copy(shape, 0, 0, packed_strides(shape, (0, 1, 2)), 1, 0, packed_strides(shape, order))
         PackProgram("host", compile_copies([[copy]], unit), 1, 2).run(table_of(source, target))
         assert target.tobytes() == np.ascontiguousarray(array.transpose(order)).tobytes()
+
+
+@pytest.mark.parametrize("unit", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("gathered", [False, True])
+def test_offsets_and_strides_beyond_32_bits(unit, gathered):
+    """Memory that is reserved alone: a box whose items lie 2^32 bytes apart, behind an offset of as many."""
+    far, extent = 1 << 32, (3, 2, 5, 7)
+    try:
+        room = mmap.mmap(-1, 4 * far + 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    except OSError as error:
+        pytest.skip(f"16 GiB of addresses: {error}")
+    apart = np.frombuffer(room, np.uint8)
+    near = memory(210 * unit, values=6)
+    wide = (far, 70 * unit, *((unit, 5 * unit) if gathered else (7 * unit, unit)))
+    there = KernelBox(extent, strides_of(extent, (0,) * 4, range(4), unit), wide, 0, far - 64, 0, 1, unit, 0)
+    back = KernelBox(extent, wide, strides_of(extent, (0,) * 4, range(4), unit), far - 64, 0, 1, 0, unit, 0)
+    table = table_of(near, apart)
+    PackProgram("host", [there], 1, 2).run(table)
+    placed = as_strided(apart[far - 64 :].view(f"V{unit}"), extent, wide, writeable=False)
+    assert placed.tobytes() == near.tobytes()
+    wanted, near[...] = near.copy(), 0
+    PackProgram("host", [back], 1, 2).run(table)
+    assert (near == wanted).all()
 
 
 @pytest.mark.parametrize("shift", [1, 2, 3, 5, 8, 12])

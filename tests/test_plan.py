@@ -2,6 +2,7 @@
 """Plans of one process, without MPI: results, arguments, arrays, calls and their life."""
 
 import gc
+import importlib.util
 import itertools
 import tracemalloc
 import warnings
@@ -18,7 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from strategies import pencils
 
 import cudecomp
-from cudecomp import Call, Pencil, Plan, PoisonedError, ProcessGrid, TransposePlan, Workspace
+from cudecomp import Call, Pencil, Plan, PoisonedError, ProcessGrid, TransposePlan, Workspace, _build
 
 SHAPE = (5, 6, 7)
 ONE = ProcessGrid((1, 1))
@@ -153,6 +154,31 @@ def test_bad_arguments(name):
     arguments = {"src": X, "dst": Y, "dtype": "f8", **change}
     with pytest.raises(kind, match=text):
         TransposePlan(**arguments)
+
+
+CUDA_MISSING = {
+    "kernels": (False, "", ["no CUDA kernels", "-Dcuda=enabled"]),
+    "bindings": (True, "13.0", ["cuda-bindings is not installed", "pip install '.[cu13]'"]),
+    "bindings of CUDA 12": (True, "12.9", ["cuda-bindings is not installed", "pip install '.[cu12]'"]),
+}
+
+
+@pytest.mark.parametrize("missing", CUDA_MISSING)
+def test_an_installation_without_cuda(monkeypatch, missing):
+    """The error says what is missing and what to do, from a plan and from an array."""
+    kernels, version, texts = CUDA_MISSING[missing]
+    monkeypatch.setattr(_build, "CUDA", kernels)
+    monkeypatch.setattr(_build, "CUDA_VERSION", version)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for action in (lambda: TransposePlan(X, Y, "f8", device="cuda"), lambda: cudecomp.empty(X, "f8", 0, "cuda")):
+        with pytest.raises(RuntimeError) as caught:
+            action()
+        assert all(text in str(caught.value) for text in texts), str(caught.value)
+
+
+def test_ranks_that_are_not_there():
+    with pytest.raises(ValueError, match="comm is None, which means this process alone: pass comm="):
+        TransposePlan(Pencil(SHAPE, ProcessGrid((2, 3)), 0), Y, "f8")
 
 
 def test_the_timeout_of_the_environment(monkeypatch):

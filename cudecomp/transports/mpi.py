@@ -126,6 +126,7 @@ class AllToAll:
         self._recv = self._counts(wire.recvs, place)
         self._request: Any = MPI.REQUEST_NULL
         self._addresses = (0, 0)
+        self._nothing = MPI.memory.frombuffer(bytearray(wire.itemsize))
 
     def rebind(self, send: int, recv: int) -> None:
         """Take the addresses of the workspace."""
@@ -140,8 +141,8 @@ class AllToAll:
         send = self._address(wire.sends, wire.send_base, self._addresses[0], table)
         recv = self._address(wire.recvs, wire.recv_base, self._addresses[1], table)
         self._request = self._comm.Ialltoallv(
-            [self._memory(send, wire.sends, self._send), self._send, wire.item],
-            [self._memory(recv, wire.recvs, self._recv), self._recv, wire.item],
+            [self._memory(send, self._send), self._send, wire.item],
+            [self._memory(recv, self._recv), self._recv, wire.item],
         )
 
     def arrived(self) -> list[int]:
@@ -161,27 +162,31 @@ class AllToAll:
 
     @staticmethod
     def _counts(parts: Sequence[Any], place: dict[int, int]) -> tuple[list[int], list[int]]:
-        counts, offsets = [0] * len(place), [0] * len(place)
-        first = AllToAll._first(parts)
+        """Return items and offsets by place in the group; offsets count from the first message."""
+        counts, offsets, first = [0] * len(place), [0] * len(place), parts_start(parts)
         for part in parts:
             counts[place[part.peer]] = part.items
             offsets[place[part.peer]] = part.offset - first
         return counts, offsets
 
-    @staticmethod
-    def _first(parts: Sequence[Any]) -> int:
-        """Return where the parts begin, in items from their base.
+    def _address(self, parts: Sequence[Any], workspace_base: int, workspace: int, table: Any) -> int:
+        """Return the address of the first message of one direction; all parts share one base.
 
-        A halo update sends from the array that it receives into. Buffers that begin at one address would be taken for
-        an exchange in place (by Open MPI: MPI_IN_PLACE or not).
+        Not that of the base: a halo update sends from and receives into one array, and Open MPI takes equal addresses
+        for MPI_IN_PLACE.
         """
-        return min((part.offset for part in parts), default=0)
+        base = workspace if not parts or parts[0].base == workspace_base else int(table[parts[0].base])
+        return base + parts_start(parts) * self._wire.itemsize
 
-    @staticmethod
-    def _address(parts: Sequence[Any], workspace_base: int, workspace: int, table: Any) -> int:
-        """Return the address of the one base that all parts share."""
-        return workspace if not parts or parts[0].base == workspace_base else int(table[parts[0].base])
+    def _memory(self, address: int, vector: tuple[list[int], list[int]]) -> Any:
+        """Return the memory of one direction; where there is nothing to move, some other, and no null address.
 
-    def _memory(self, address: int, parts: Sequence[Any], vector: tuple[list[int], list[int]]) -> Any:
+        Open MPI 5 does not match a collective with a null address on a rank that has something for one direction alone.
+        """
         items = max((n + offset for n, offset in zip(*vector, strict=True)), default=0)
-        return MPI.memory.fromaddress(address + self._first(parts) * self._wire.itemsize, items * self._wire.itemsize)
+        return MPI.memory.fromaddress(address, items * self._wire.itemsize) if items else self._nothing
+
+
+def parts_start(parts: Sequence[Any]) -> int:
+    """Return the offset of the first message, in items."""
+    return min((part.offset for part in parts), default=0)

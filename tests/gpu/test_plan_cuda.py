@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import reference
+from exporting import DLPack
 
 import cudecomp
 from cudecomp import Pencil, ProcessGrid, TransposePlan
@@ -187,23 +188,12 @@ def test_arrays_of_pytorch_and_dlpack():
         reference.check(y, 0, cupy.asnumpy(cupy.from_dlpack(own)))
 
 
-class OnlyDLPack:
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-
 def test_arrays_that_export_dlpack_alone():
     pytest.importorskip("cuda.core")
     x, y = Pencil((6, 7, 8), ALONE, 0), Pencil((6, 7, 8), ALONE, 2, order=(1, 2, 0))
     with TransposePlan(x, y, "f4", device="cuda") as plan:
         src, dst = arrays(plan, x, y)
-        plan.run(OnlyDLPack(src), OnlyDLPack(dst))
+        plan.run(DLPack(src), DLPack(dst))
         reference.check(y, 0, cupy.asnumpy(dst))
 
 

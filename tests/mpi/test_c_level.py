@@ -10,17 +10,19 @@ from mpi4py import MPI
 from test_downstream import HERE, build
 
 import cudecomp
+from cudecomp.comm import attempt
 
 
 @pytest.fixture(scope="module")
 def downstream(tmp_path_factory):
     """The downstream module: rank 0 builds it, all import it."""
-    comm = MPI.COMM_WORLD
-    path = None
+    comm, module, problem = MPI.COMM_WORLD, None, None
     if comm.rank == 0:
-        module = build(HERE / "downstream" / "downstream.pyx", tmp_path_factory.mktemp("c"))
-        path = module.__file__
-    path = comm.bcast(path)
+        source = HERE / "downstream" / "downstream.pyx"
+        module, problem = attempt(lambda: build(source, tmp_path_factory.mktemp("c")))
+    path, problem = comm.bcast((getattr(module, "__file__", None), problem and repr(problem)))
+    if problem is not None:  # on all ranks, which would wait for rank 0 otherwise
+        pytest.fail(problem)
     if comm.rank == 0:
         return module
     spec = importlib.util.spec_from_file_location("downstream", path)

@@ -345,7 +345,8 @@ def test_a_block_left_by_an_exception_reaches_the_peers(comm, verdict):
         plan.run(a, b)
         cupy.cuda.Device().synchronize()
         seen = failure_of(plan.check)
-        if seen is None or seen[0] != "PoisonedError" or f"rank {comm.size - 1}" not in seen[1]:
+        # With more than two ranks, it may be told by one that has learnt of it before.
+        if seen is None or seen[0] != "PoisonedError" or "has failed" not in seen[1]:
             found.append(f"{seen}")
     failure_of(plan.close)
     verdict(found)

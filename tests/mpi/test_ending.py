@@ -24,7 +24,24 @@ HEAD = """
 import warnings
 import numpy as np
 from mpi4py import MPI
-from cudecomp import Pencil, PoisonedError, ProcessGrid, TransposePlan
+from cudecomp import Pencil, PoisonedError, ProcessGrid, TransposePlan, spec
+
+def given_up(action):
+    try:
+        action()
+    except TimeoutError as error:
+        assert "not all ranks of the communicator were there within 0.5 s" in str(error), error
+    else:
+        raise SystemExit("no rank was missed")
+
+def refused(action):
+    try:
+        action()
+    except RuntimeError as error:
+        assert "cannot be used any more" in str(error), error
+    else:
+        raise SystemExit("not refused")
+
 comm = MPI.COMM_WORLD
 grid = ProcessGrid((comm.size, 1))
 x = Pencil((64, 64, 64), grid, 0)
@@ -71,9 +88,48 @@ warnings.simplefilter("ignore")
 plan.bind(a, b).start()
 print("the end")
 """,
+    "interrupted": """
+import signal
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+warnings.simplefilter("ignore")
+if comm.rank:
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        plan.run(a, b)
+    except (KeyboardInterrupt, PoisonedError) as error:
+        print(repr(error))
+    a = b = None
+print("the end")
+""",
     "never closed": """
 warnings.simplefilter("ignore")
 plan.run(a, b)
+print("the end")
+""",
+    "built by one rank alone": """
+spec.BUILD_PATIENCE = 0.5
+if comm.rank:
+    given_up(lambda: TransposePlan(x, y, "f8", comm, backend=BACKEND, timeout=0.1))
+    refused(lambda: TransposePlan(x, y, "f8", comm, backend=BACKEND))
+plan.close()
+print("the end")
+""",
+    "the first plan built by one rank alone": """
+spec.BUILD_PATIENCE = 0.5
+other = comm.Dup()
+if comm.rank:
+    given_up(lambda: TransposePlan(x, y, "f8", other, backend=BACKEND, timeout=0.1))
+plan.close()
+print("the end")
+""",
+    "checked by one rank alone": """
+with TransposePlan(x, y, "f8", comm, backend=BACKEND, timeout=0.5, check=True) as checked:
+    if comm.rank:
+        given_up(lambda: checked.run(a, b))
+        refused(lambda: checked.run(a, b))
+plan.close()
 print("the end")
 """,
     "finalized by hand": """
@@ -85,12 +141,19 @@ print("the end")
 }
 
 
-@pytest.mark.parametrize("backend", ["mpi_p2p", "mpi_a2a", "direct"])
-@pytest.mark.parametrize("name", PROGRAMS)
+# What one rank does alone is to agree with the others, before there is a transport.
+CASES = [
+    (name, backend)
+    for name in PROGRAMS
+    for backend in (("direct",) if "alone" in name else ("mpi_p2p", "mpi_a2a", "direct"))
+]
+
+
+@pytest.mark.parametrize(("name", "backend"), CASES)
 def test_processes_end(tmp_path, name, backend):
     """Neither a hang nor a crash in MPI_Finalize, whatever was left pending."""
     program = tmp_path / "program.py"
-    program.write_text(HEAD.replace("BACKEND", repr(backend)) + PROGRAMS[name])
+    program.write_text((HEAD + PROGRAMS[name]).replace("BACKEND", repr(backend)))
     env = {key: value for key, value in os.environ.items() if not key.startswith(INHERITED)}
     command = [LAUNCHER, "-n", "2", sys.executable, str(program)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong or differing arguments on one rank: all ranks raise the same, or one does and the plan stays usable."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 import reference
 from exercise import Trial, complaints
 from mpi4py import MPI
 
-from cudecomp import Pencil, ProcessGrid, TransposePlan, Workspace
+from cudecomp import Pencil, ProcessGrid, TransposePlan, Workspace, _build
 
 SIZE = MPI.COMM_WORLD.Get_size()
 LAST = SIZE - 1
@@ -80,6 +82,16 @@ def test_a_bad_argument_on_one_rank(comm, alike, name):
 def test_a_bad_argument_on_all_ranks(comm, alike, name):
     change, kind, word = BAD[name]
     alike(kind, [word], lambda: build(comm, change))
+
+
+@several
+def test_cuda_bindings_that_one_rank_lacks(comm, alike, monkeypatch):
+    """One rank raises before any CUDA is loaded, and so do all: with what to do, and not a ModuleNotFoundError."""
+    monkeypatch.setattr(_build, "CUDA", True)
+    monkeypatch.setattr(_build, "CUDA_VERSION", "12.9")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if comm.rank == LAST else name)
+    texts = ["device 'cuda': the package cuda-bindings is not installed", ".[cu12]", f"on rank {LAST} of {SIZE}"]
+    alike(RuntimeError, texts, lambda: build(comm, {"device": "cuda", "backend": "auto"}))
 
 
 @several
@@ -200,6 +212,13 @@ def test_a_stream_on_the_host(comm, verdict):
         with pytest.raises(ValueError, match="stream"):
             plan.run(trial.src, trial.dst, stream=7)
         verdict(trial.run())
+
+
+def test_a_program_started_without_mpiexec():
+    """A communicator of one rank, and a grid of more: the hint is how to start it."""
+    pair = Pencil(SHAPE, ProcessGrid((2, 3)), 0), Pencil(SHAPE, ProcessGrid((2, 3)), 1)
+    with pytest.raises(ValueError, match="start the program with mpiexec -n 6"):
+        TransposePlan(*pair, "f8", MPI.COMM_SELF)
 
 
 def test_communicators_that_are_none(comm):

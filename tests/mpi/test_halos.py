@@ -77,6 +77,22 @@ def not_in_effect(plan):
     return found
 
 
+@pytest.mark.parametrize("backend", ["direct", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a"])
+@pytest.mark.parametrize("width", [(1, 0), (0, 1), (2, 2)], ids=str)
+def test_one_direction_alone_and_within_one_array(comm, verdict, backend, width):
+    """Ranks at a wall only send or only receive; rows without gaps leave from, and land in, the array itself."""
+    pencil = Pencil((3 * comm.size, 4, 5), ProcessGrid((comm.size, 1)), 1, halo=(width, 0, 0))
+    before, after = updates.outcome(pencil, (False,) * 3, None, "f8")
+    found = []
+    with HaloPlan(pencil, "f8", comm, periods=False, backend=backend, timeout=20) as plan:
+        array = plan.empty_src()
+        for _ in range(5):
+            array[...] = before[comm.rank]
+            plan.run(array)
+            found += [] if same_bytes(array, after[comm.rank]) else [f"{array}"]
+    verdict(found)
+
+
 def test_hosts_made_up(comm, verdict):
     """Ranks of other hosts get messages within the same update."""
     found = []
@@ -99,7 +115,12 @@ def test_arguments_that_are_wrong_or_differ(comm, alike):
     alike(ValueError, ["axes"], lambda: HaloPlan(pencil, "f8", comm, periods=True, axes=(0, 0)))
     alike(ValueError, ["axes"], lambda: HaloPlan(pencil, "f8", comm, periods=True, axes=3))
     if comm.size > 1:
-        alike(ValueError, ["details differs"], lambda: HaloPlan(pencil, "f8", comm, periods=comm.rank > 0))
+        first, wide = comm.rank == 0, Pencil((8, 9, 10), ProcessGrid((1, comm.size)), 0, halo=2)
+        alike(ValueError, ["HaloPlan: periods differs"], lambda: HaloPlan(pencil, "f8", comm, periods=first))
+        axes = (0,) if first else None
+        alike(ValueError, ["HaloPlan: axes differs"], lambda: HaloPlan(pencil, "f8", comm, periods=True, axes=axes))
+        mine = wide if first else pencil
+        alike(ValueError, ["HaloPlan: pencil differs"], lambda: HaloPlan(mine, "f8", comm, periods=True))
     with HaloPlan(pencil, "f8", comm, periods=True, check=True) as plan:
         one, other = plan.empty_src(), plan.empty_src()
         alike(ValueError, ["one array"], lambda: plan.run(one, other))

@@ -244,10 +244,19 @@ def test_memory_stays_flat_over_many_runs(comm, verdict, backend):
     verdict(found)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(SIZE > 2, reason="for 1 and 2 ranks: ranks that share a core wait for one another's time slices")
-@pytest.mark.timeout(600, method="thread")
-def test_a_hundred_thousand_runs_of_all_transports(comm, verdict):
+HUNDRED_THOUSAND = pytest.param(
+    100_000,
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(SIZE > 2, reason="for 1 and 2 ranks: ranks that share a core wait for each other's slices"),
+        pytest.mark.timeout(600, method="thread"),
+    ],
+)
+
+
+@pytest.mark.parametrize("runs", [8000 // SIZE, HUNDRED_THOUSAND])
+def test_many_runs_of_all_transports_by_turns(comm, verdict, runs):
+    """Neither do tags run out, nor does memory grow."""
     src, dst = pencils((4, 5, 6))
     plans = [TransposePlan(src, dst, "f8", comm, backend=backend) for backend in MOVERS]
     trials = [Trial(plan) for plan in plans]
@@ -255,7 +264,7 @@ def test_a_hundred_thousand_runs_of_all_transports(comm, verdict):
     for call in calls * 100:
         call.run()
     before = resident()
-    for _ in range(100_000 // len(MOVERS)):
+    for _ in range(runs // len(MOVERS)):
         for call in calls:
             call.run()
     grown = resident() - before
