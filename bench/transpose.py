@@ -64,8 +64,8 @@ def arguments() -> argparse.Namespace:
     add("--inplace", action="store_true")
     add("--transports", nargs="+", help="default: all that the device has")
     add("--launches", nargs="+", default=["fused", "fused+graph", "per_peer", "per_peer+graph"],
-        help="on a GPU: a launch of TransposePlan, with +graph for automatic captures, +replay for explicit ones, +queue "
-             "for many replays one behind the other, of which the time of one is given")  # fmt: skip
+        help="on a GPU: a launch of TransposePlan, with +graph for automatic captures, +replay for explicit ones, "
+             "+queue for many replays one behind the other, of which the time of one is given")  # fmt: skip
     add("--baselines", nargs="*", default=list(BASELINES), help=f"of {', '.join(BASELINES)}; nothing for none")
     measure.add_options(parser)
     options = parser.parse_args()

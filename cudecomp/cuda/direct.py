@@ -35,8 +35,8 @@ class CudaDirectEngine(CudaEngine):
         """The places of the peers' signals are known when the engine is connected."""
         if self._registry.ordinal != self.device:
             raise RuntimeError(
-                f"{self}: device {self.device} is current, expected {self._registry.ordinal}, which the other plans on this "
-                "communicator use"
+                f"{self}: device {self.device} is current, expected {self._registry.ordinal}, which the other plans on "
+                "this communicator use"
             )
         if self.spec.fields > MOST_FIELDS:
             raise ValueError(f"{self}: {self.spec.fields} fields, expected at most {MOST_FIELDS} on this transport")
