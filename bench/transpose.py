@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import measure
 from baselines import BASELINES
 
-
 QUEUE = 100  # replays one behind the other
 
 
