@@ -3,9 +3,9 @@
 
 import numpy as np
 import pytest
-import reference
 
 from cudecomp import ProcessGrid
+from cudecomp import testing as reference
 
 cupy = pytest.importorskip("cupy")
 

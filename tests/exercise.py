@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
+
+from cudecomp import testing as reference
 
 STAMP = 1 << 20  # between the values of one field or run and the next; small enough for int64 arithmetic
 

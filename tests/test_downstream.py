@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
 
 import cudecomp
 import cudecomp.plan
+from cudecomp import testing as reference
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parent / "examples" / "cython"

@@ -6,11 +6,11 @@ import pickle
 
 import numpy as np
 import pytest
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import PROPERTY, pairs
 
+from cudecomp import testing as reference
 from cudecomp.exchange import BoxCopy, Exchange, Message
 from cudecomp.grid import ProcessGrid
 from cudecomp.pencil import Pencil

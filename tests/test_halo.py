@@ -6,12 +6,12 @@ import timeit
 
 import numpy as np
 import pytest
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import PROPERTY, pencils
 
 from cudecomp import HaloPlan, Pencil, ProcessGrid
+from cudecomp import testing as reference
 from cudecomp.halo import halo_exchange
 
 OUTSIDE = -5  # what users put beyond walls

@@ -7,11 +7,11 @@ import pickle
 
 import numpy as np
 import pytest
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import PROPERTY, pencils
 
+from cudecomp import testing as reference
 from cudecomp.grid import ProcessGrid
 from cudecomp.pencil import Box, Pencil
 

@@ -10,7 +10,6 @@ import weakref
 
 import numpy as np
 import pytest
-import reference
 from covering import pairwise
 from exercise import DTYPES, WAYS, Trial
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from strategies import pencils
 
 import cudecomp
 from cudecomp import Call, Pencil, Plan, PoisonedError, ProcessGrid, TransposePlan, Workspace, _build
+from cudecomp import testing as reference
 
 SHAPE = (5, 6, 7)
 ONE = ProcessGrid((1, 1))

@@ -4,11 +4,11 @@
 import geometries
 import numpy as np
 import pytest
-import reference
 from crew import play
 from exercise import STAMP, same_bytes
 
 from cudecomp import Exchange
+from cudecomp import testing as reference
 from cudecomp.halo import halo_exchange
 from cudecomp.schedule import Schedule
 

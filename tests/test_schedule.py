@@ -7,7 +7,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import reference
 import updates
 from exercise import filled, interior
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from strategies import pairs, pencils
 
 from cudecomp import Exchange, Pencil, ProcessGrid
+from cudecomp import testing as reference
 from cudecomp.halo import halo_exchange
 from cudecomp.schedule import (
     ALIGNMENT,

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import reference
 from exercise import same_bytes
 
 from cudecomp import HaloPlan, Pencil, ProcessGrid
+from cudecomp import testing as reference
 from cudecomp.halo import halo_exchange
 
 # Shape, halo, periods, axes, dtype, fields: deeper than a neighbour's part, one-sided, walls, odd items.

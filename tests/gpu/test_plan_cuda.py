@@ -7,11 +7,11 @@ import warnings
 
 import numpy as np
 import pytest
-import reference
 from exporting import DLPack
 
 import cudecomp
 from cudecomp import Pencil, ProcessGrid, TransposePlan
+from cudecomp import testing as reference
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

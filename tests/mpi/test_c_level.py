@@ -5,11 +5,11 @@ import importlib.util
 
 import numpy as np
 import pytest
-import reference
 from mpi4py import MPI
 from test_downstream import HERE, build
 
 import cudecomp
+from cudecomp import testing as reference
 from cudecomp.comm import attempt
 
 

@@ -5,10 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
-import reference
 from device import cupy, grids, inplace_problems_of, problems_of, spin
 
 from cudecomp import Pencil, ProcessGrid, TransposePlan
+from cudecomp import testing as reference
 
 pytestmark = pytest.mark.gpu
 

@@ -5,11 +5,11 @@ import itertools
 
 import numpy as np
 import pytest
-import reference
 from device import cupy, grids, inplace_problems_of, problems_of, spin
 
 import cudecomp
 from cudecomp import Pencil, ProcessGrid, TransposePlan
+from cudecomp import testing as reference
 
 pytestmark = pytest.mark.gpu
 

@@ -7,11 +7,11 @@ import os
 import threading
 
 import pytest
-import reference
 from exercise import Trial, complaints
 from mpi4py import MPI
 
 from cudecomp import Pencil, PoisonedError, ProcessGrid, TransposePlan, Workspace
+from cudecomp import testing as reference
 
 SIZE = MPI.COMM_WORLD.Get_size()
 GRID = ProcessGrid((SIZE, 1))

@@ -5,11 +5,11 @@ import importlib.util
 
 import numpy as np
 import pytest
-import reference
 from exercise import Trial, complaints
 from mpi4py import MPI
 
 from cudecomp import Pencil, ProcessGrid, TransposePlan, Workspace, _build
+from cudecomp import testing as reference
 
 SIZE = MPI.COMM_WORLD.Get_size()
 LAST = SIZE - 1

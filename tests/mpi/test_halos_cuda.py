@@ -3,10 +3,10 @@
 
 import numpy as np
 import pytest
-import reference
 import updates
 
 from cudecomp import HaloPlan, Pencil, ProcessGrid, aware
+from cudecomp import testing as reference
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

@@ -5,12 +5,12 @@ import itertools
 
 import numpy as np
 import pytest
-import reference
 from covering import pairwise
 from exercise import DTYPES, WAYS, Trial
 from mpi4py import MPI
 
 from cudecomp import Pencil, ProcessGrid, TransposePlan, Workspace
+from cudecomp import testing as reference
 
 SIZE = MPI.COMM_WORLD.Get_size()
 MOVERS = ("mpi_p2p", "mpi_p2p_pl", "mpi_a2a", "direct")
