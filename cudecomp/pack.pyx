@@ -17,8 +17,8 @@ ctypedef const cudecomp_kernel_table *(*kernels_function)() noexcept nogil
 cdef const cudecomp_kernel_table *_host = NULL
 cdef const cudecomp_kernel_table *_cuda = NULL
 
-# What nobody uses any more, to be freed: freeing device memory waits for the whole device, so destructors only queue. In
-# C, since destructors run when the interpreter ends too, after Python's objects are gone.
+# What nobody uses any more, to be freed: freeing device memory waits for the whole device, so destructors only queue.
+# In C, since destructors run when the interpreter ends too, after Python's objects are gone.
 cdef struct Abandoned:
     release_function release
     void *thing
@@ -119,8 +119,8 @@ cdef class PackProgram:
     max_blocks : int
         Bound on the thread blocks of a launch; 0 fills the device.
     slots : int
-        How many bases follow those of the table that are looked up in device memory while the program runs, in the array
-        of addresses at the last base of the table; what has a null address is left out. CUDA only.
+        How many bases follow those of the table that are looked up in device memory while the program runs, in the
+        array of addresses at the last base of the table; what has a null address is left out. CUDA only.
 
     Notes
     -----

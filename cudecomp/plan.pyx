@@ -432,7 +432,7 @@ class Chain:
             raise ValueError("capture: no calls, expected at least one")
         for call in calls:
             if not isinstance(call, Call):
-                raise TypeError(f"capture: got a {type(call).__name__}, expected calls made by Plan.bind or Plan.capture")
+                raise TypeError(f"capture: got a {type(call).__name__}, expected calls of Plan.bind or Plan.capture")
         self.calls = tuple(calls)
         bounds = [(<Call> call)._bound for call in calls]
         devices = {bound.engine.spec.device for bound in bounds}

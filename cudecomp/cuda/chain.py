@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine import Bound
 from .graph import Graph, Work
 
 
@@ -19,7 +18,7 @@ class DeviceChain:
         Of engines on this device whose captures hold whole operations.
     """
 
-    def __init__(self, bounds: Sequence[Bound]):
+    def __init__(self, bounds: Sequence[Any]):
         self._bounds = bounds
         self._engines: list[Any] = list(dict.fromkeys(bound.engine for bound in bounds))
         for engine in self._engines:

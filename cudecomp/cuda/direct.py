@@ -26,7 +26,7 @@ class CudaDirectEngine(CudaEngine):
     """One rank's part of an operation on device arrays, some of its peers mapped."""
 
     _registry: DeviceRegistry
-    _signals: Signals | None = None  # until the engine is connected
+    _signals: Any = None  # until the engine is connected
 
     def _find_registry(self) -> DeviceRegistry:
         return DeviceRegistry.of(self.group)

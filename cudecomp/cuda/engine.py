@@ -32,7 +32,7 @@ POLLS = 1000
 class CudaEngine(Engine):
     """One rank's part of an operation on arrays in device memory."""
 
-    _graphs: GraphCache | None = None  # until the device is set up
+    _graphs: Any = None  # until the device is set up
 
     def _device_setup(self) -> None:
         free_abandoned()

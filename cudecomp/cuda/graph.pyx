@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3
-"""Owns device work as lists of steps: launched at once, or recorded as a CUDA graph; knows nothing of peers or messages.
+"""Owns device work as lists of steps: launched at once, or recorded as a CUDA graph; knows nothing of peers.
 
 A step is a C function and its argument, so that a whole list is issued in one section without the GIL: no other code of
 this thread gets in between, which could break a capture.
@@ -90,8 +90,8 @@ cdef class PackStep(Step):
 cdef class Work:
     """A list of steps, in order; they are kept alive. Local.
 
-    `lands` notes that peers write into the workspace, from where one of the steps takes it to the destination; `kept` is
-    kept alive, too.
+    `lands` notes that peers write into the workspace, from where one of the steps takes it to the destination; `kept`
+    is kept alive, too.
     """
 
     def __cinit__(self, steps, bint lands=False, kept=None):
@@ -215,7 +215,8 @@ cdef class Replay:
     cdef volatile uint64_t *status
 
     def __cinit__(self, Graph graph, Event complete, Event ready, streams, int device, uintptr_t status):
-        self.graph, self.complete, self.ready, self.streams, self.device = graph, complete, ready, tuple(streams), device
+        self.graph, self.complete, self.ready, self.device = graph, complete, ready, device
+        self.streams = tuple(streams)
         self.status = <volatile uint64_t *> status
 
     def launch(self, uintptr_t stream):

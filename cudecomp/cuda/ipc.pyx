@@ -43,8 +43,8 @@ def export(uintptr_t address):
         rt.cudaGetLastError()
         raise OSError(
             f"device memory at {address:#x} cannot be shared with other processes "
-            f"({rt.cudaGetErrorName(status).decode()}): it must come from cudaMalloc, not from cudaMallocAsync, managed "
-            "or virtual memory"
+            f"({rt.cudaGetErrorName(status).decode()}): it must come from cudaMalloc, not from cudaMallocAsync, "
+            "managed or virtual memory"
         )
     return (os.getpid(), base, nbytes, identity), address - base, (<char *> &handle)[:sizeof(handle)]
 
@@ -62,8 +62,8 @@ cdef class Mapped:
         if status != rt.cudaSuccess:
             self.start = NULL
             rt.cudaGetLastError()
-            raise OSError(f"cudaIpcOpenMemHandle: {rt.cudaGetErrorName(status).decode()}: a peer's device memory cannot "
-                          "be mapped")
+            name = rt.cudaGetErrorName(status).decode()
+            raise OSError(f"cudaIpcOpenMemHandle: {name}: a peer's device memory cannot be mapped")
 
     def __dealloc__(self):
         # Closing may wait for the device, as freeing does.

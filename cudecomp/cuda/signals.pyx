@@ -2,7 +2,7 @@
 # cython: language_level=3
 """Owns the signals that ranks give each other from the device; knows nothing of what is written in between."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 
 import os
@@ -45,8 +45,8 @@ cdef class Signals:
     ----------
     edges : list of (theirs, mine, table, peer, put, source)
         Per peer: this rank's lines in its control memory and its lines in this rank's, the table of where its
-        registrations are mapped (addresses), its rank, the first of its slots (-1: nothing is written there), and whether
-        it writes into this rank's memory.
+        registrations are mapped (addresses), its rank, the first of its slots (-1: nothing is written there), and
+        whether it writes into this rank's memory.
     fields : int
         Destination arrays per rank.
     slots : DeviceMemory
@@ -85,7 +85,7 @@ cdef class Signals:
 
     @property
     def stopped(self):
-        """Why signals have stopped, and the peer that it has to do with: (TIMED_OUT or PEER_LEFT, rank); None if not."""
+        """Why signals have stopped, and for which peer: (TIMED_OUT or PEER_LEFT, rank); None if they have not."""
         cdef uint64_t found = (<volatile uint64_t *> self.status)[0]
         why = found >> 32
         return (why, found & 0xffffffff) if why in (TIMED_OUT, PEER_LEFT) else None
