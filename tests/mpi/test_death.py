@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, time
 from mpi4py import MPI
 from cudecomp import Pencil, ProcessGrid, TransposePlan
 comm = MPI.COMM_WORLD
