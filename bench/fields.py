@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -28,7 +28,8 @@ from cudecomp.transports import BACKENDS
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import measure
-from transpose import Case, MpiRanks, cases, ways
+from ranks import MpiRanks, course
+from transpose import Case, cases, ways
 
 
 def arguments() -> argparse.Namespace:
@@ -49,6 +50,14 @@ def arguments() -> argparse.Namespace:
     options.transports = options.transports or list(BACKENDS[options.device])
     options.halo = 0
     return options
+
+
+def sized_cases(options: argparse.Namespace) -> Iterator[tuple[str, Case]]:
+    """Yield the exchanges asked for, in all sizes."""
+    for size in options.sizes:
+        options.shape = [size]
+        for case in cases(options, MPI.COMM_WORLD.size):
+            yield f"{size}^3, {case.name}", case
 
 
 def measured(case: Case, options: argparse.Namespace, device: Any, comm: Any, workspace: Workspace) -> dict[str, Any]:
@@ -100,36 +109,22 @@ def row(result: dict[str, Any], names: list[str], statistic: str) -> list[str]:
     return [f"{result['size']}^3, {result['case']}", f"{1e3 * seconds['copy'][statistic]:.3f}", *cells]
 
 
-def report(results: list[dict[str, Any]], options: argparse.Namespace, device: Any, comm: MPI.Intracomm) -> None:
-    """Print the table and write the file."""
+def report(results: list[dict[str, Any]], options: argparse.Namespace, hardware: str, ranks: int) -> None:
+    """Print the table."""
     timed = (name for result in results for name in result["seconds"] if name != "copy")
     names = list(dict.fromkeys(name.rpartition(", ")[0] for name in timed))
-    print(f"{options.fields} fields of {options.dtype}, {comm.size} ranks on {device.description()}.")
+    print(f"{options.fields} fields of {options.dtype}, {ranks} ranks on {hardware}.")
     print("Copy of all in milliseconds; fields one by one and at once as multiples of it, and at once over one by one;")
     print(f"{options.statistic} over the rounds, of the slowest rank each.\n")
     head = [title for name in names for title in (f"{name}: apart", "at once", "ratio")]
     rows = [row(result, names, options.statistic) for result in results]
     print(measure.table(["size, grid, axes, orders", "copy", *head], rows))
-    if options.json:
-        library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-        measure.record(options.json, device, {**vars(options), "ranks": comm.size}, results, mpi=library)
 
 
 def main() -> None:
     """Measure, print and record."""
-    options, comm = arguments(), MPI.COMM_WORLD
-    device = measure.DEVICES[options.device]()
-    workspace = Workspace(comm, device.name)
-    results = []
-    for size in options.sizes:
-        options.shape = [size]
-        for case in cases(options, comm.size):
-            if comm.rank == 0:
-                measure.progress(f"{len(results)} measured, now {size}^3, {case.name}")
-            results.append(measured(case, options, device, comm, workspace))
-    if comm.rank == 0:
-        measure.progress("")
-        report(results, options, device, comm)
+    options = arguments()
+    course(options, sized_cases(options), measured, report)
 
 
 if __name__ == "__main__":

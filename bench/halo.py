@@ -30,7 +30,8 @@ from cudecomp.transports import BACKENDS
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import measure
-from transpose import MpiRanks, ways
+from ranks import MpiRanks, course
+from transpose import ways
 
 
 class Case(NamedTuple):
@@ -134,35 +135,23 @@ def row(result: dict[str, Any], names: list[str], statistic: str) -> list[str]:
     ]
 
 
-def report(results: list[dict[str, Any]], options: argparse.Namespace, device: Any, comm: MPI.Intracomm) -> None:
-    """Print the table and write the file."""
+def report(results: list[dict[str, Any]], options: argparse.Namespace, hardware: str, ranks: int) -> None:
+    """Print the table."""
     names = list(dict.fromkeys(name for r in results for name in r["seconds"] if name != "copy"))
-    print(f"{options.dtype}, shape {options.shape}, {options.fields} fields, {comm.size} ranks on", end=" ")
-    print(f"{device.description()}. Bytes filled in KiB, a copy of")
+    print(f"{options.dtype}, shape {options.shape}, {options.fields} fields, {ranks} ranks on", end=" ")
+    print(f"{hardware}. Bytes filled in KiB, a copy of")
     print("as many in microseconds; updates as multiples of it, and in microseconds in brackets;")
     print(f"{options.statistic} over the rounds, of the slowest rank each. Axes in brackets are not cut.\n")
     rows = [row(result, names, options.statistic) for result in results]
     print(measure.table(["grid, order, width: axes", "KiB", "copy", *names], rows))
     lines = (line for result in results for line in result["transports"] if line.startswith("transport "))
     print("", *dict.fromkeys(lines), sep="\n")
-    if options.json:
-        library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-        measure.record(options.json, device, {**vars(options), "ranks": comm.size}, results, mpi=library)
 
 
 def main() -> None:
     """Measure, print and record."""
-    options, comm = arguments(), MPI.COMM_WORLD
-    device = measure.DEVICES[options.device]()
-    workspace = Workspace(comm, device.name)
-    results = []
-    for case in cases(options, comm.size):
-        if comm.rank == 0:
-            measure.progress(f"{len(results)} measured, now {case.name()}")
-        results.append(measured(case, options, device, comm, workspace))
-    if comm.rank == 0:
-        measure.progress("")
-        report(results, options, device, comm)
+    options = arguments()
+    course(options, ((case.name(), case) for case in cases(options, MPI.COMM_WORLD.size)), measured, report)
 
 
 if __name__ == "__main__":

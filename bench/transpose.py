@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import measure
 from baselines import BASELINES
+from ranks import MpiRanks, course
 
 QUEUE = 100  # replays one behind the other
 
@@ -168,14 +169,6 @@ def baselines_of(case: Case, options: argparse.Namespace) -> list[str]:
     return [name for name in options.baselines if BASELINES[name].can(*case)]
 
 
-class MpiRanks:
-    """A communicator as `measure` uses it."""
-
-    def __init__(self, comm: MPI.Intracomm):
-        self.rank, self.size = comm.rank, comm.size
-        self.barrier, self.allgather = comm.barrier, comm.allgather
-
-
 def row(result: dict[str, Any], names: list[str], statistic: str) -> list[str]:
     """Return a line of the table."""
     seconds = result["seconds"]
@@ -187,35 +180,20 @@ def row(result: dict[str, Any], names: list[str], statistic: str) -> list[str]:
     ]
 
 
-def report(results: list[dict[str, Any]], options: argparse.Namespace, device: Any, comm: MPI.Intracomm) -> None:
-    """Print the table and write the file."""
+def report(results: list[dict[str, Any]], options: argparse.Namespace, hardware: str, ranks: int) -> None:
+    """Print the table."""
     names = [*ways(options), *(n for n in options.baselines if any(n in r["seconds"] for r in results))]
-    print(f"{options.dtype}, shape {options.shape}, {comm.size} ranks on {device.description()}. Copy in milliseconds,")
+    print(f"{options.dtype}, shape {options.shape}, {ranks} ranks on {hardware}. Copy in milliseconds,")
     print(f"transposes as multiples of it; {options.statistic} over the rounds, of the slowest rank each.\n")
     rows = [row(result, names, options.statistic) for result in results]
     print(measure.table(["grid, axes, orders", "copy", *names], rows))
     print("", *dict.fromkeys(line for result in results for line in result["transports"]), sep="\n")
-    if options.json:
-        library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-        measure.record(options.json, device, {**vars(options), "ranks": comm.size}, results, mpi=library)
 
 
 def main() -> None:
     """Measure, print and record."""
-    options, comm = arguments(), MPI.COMM_WORLD
-    device = measure.DEVICES[options.device]()
-    workspace = Workspace(comm, device.name)
-    results = []
-    for case in cases(options, comm.size):
-        if comm.rank == 0:
-            measure.progress(f"{len(results)} measured, now {case.name}")
-        results.append(measured(case, options, device, comm, workspace))
-    if comm.rank == 0:
-        measure.progress("")
-        if results:
-            report(results, options, device, comm)
-        else:
-            print("no exchange to measure: no rank needs data of another one")
+    options = arguments()
+    course(options, ((case.name, case) for case in cases(options, MPI.COMM_WORLD.size)), measured, report)
 
 
 if __name__ == "__main__":
