@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from . import _build
 from .array import plan_dtype
 from .grid import ProcessGrid
 from .launcher import launched_rank
@@ -142,6 +143,7 @@ def positive(text: str) -> float:
 
 def _parser() -> Parser:
     parser = Parser(prog="cudecomp", description="Pencil decompositions and global transposes of distributed arrays.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_build.VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _info_arguments(commands.add_parser("info", help="versions, devices, MPI, and what each transport can do here"))
     _plan_arguments(commands.add_parser("plan", help="a dry run: what any rank of any grid would hold and send"))

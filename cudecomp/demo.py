@@ -440,6 +440,6 @@ def _conclude(team: Team, steps: Steps, is_known: bool, error: float, tolerance:
         f"  {what} {error:.1e} of the largest value (tolerance {tolerance:.0e}): {verdict}",
         "",
         "The transposes again, timed; x copy: relative to a plain copy of the same bytes by all ranks at once",
-        *indented(table(("transpose", "messages sent", "bytes sent", "time", "x copy"), rows, right=(3, 4))),
+        *indented(table(("transpose", "messages or writes", "bytes sent", "time", "x copy"), rows, right=(3, 4))),
         *crowded,
     )

@@ -125,10 +125,23 @@ class DryRun:
         messages = max(len(self.exchange(pair, some).sends) for pair in self.pairs)
         ranks = sample(self.grid, some, messages)
         rows = [self._transpose_row(pair, ranks) for pair in self.pairs]
-        header = ("transpose", "messages", "bytes each", "bytes sent", "workspace", "done without")
+        header = (
+            "transpose",
+            "writes" if self.backend == "direct" else "messages",
+            "bytes each",
+            "bytes sent",
+            "workspace",
+            "done without",
+        )
         all_ranks = len(ranks) == self.grid.size
         whom = "all ranks" if all_ranks else f"a sample of {len(ranks)} of the {self.grid.size} ranks"
-        return [f"Transposes: what a rank sends to others, over {whom}", *indented(table(header, rows))]
+        how = "messages" if self.backend == "auto" else self.backend
+        hint = "  Ranks of one host would write into each other's memory instead: see --backend direct"
+        return [
+            f"Transposes by {how}: what a rank sends to others, over {whom}",
+            *indented(table(header, rows)),
+            *([hint] if self.backend == "auto" else []),
+        ]
 
     def _transpose_row(self, pair: tuple[int, int], ranks: Sequence[int]) -> tuple[str, ...]:
         schedules = [self.schedule(pair, rank) for rank in ranks]

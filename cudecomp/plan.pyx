@@ -198,10 +198,12 @@ cdef class Plan:
         return self._empty(self.dst)
 
     def register(self, array):
-        """Make an array known to the transport, and return it. Local.
+        """Make an array known to the transport, and return it.
 
-        MPI transports need nothing. On the host device, "direct" can only map arrays that `empty_src` and `empty_dst`
-        made; others pass through the workspace, with one more copy.
+        Local on MPI transports, which need nothing, and on the host device, where "direct" can only map arrays that
+        `empty_src` and `empty_dst` made: others pass through the workspace, with one more copy. Collective for "direct"
+        on a GPU: peers map the array, which is kept alive until the plan is closed; OSError on all ranks if the memory
+        of one cannot be shared, since it does not come from cudaMalloc.
         """
         engine = self._engine_open()
         engine.register(array, f"{engine.spec.operation}.register: array")
@@ -277,8 +279,8 @@ class TransposePlan(Plan):
     device : {"host", "cuda"}
         Where arrays lie.
     backend : str
-        The transport: "direct" (the host device only: peers on one host write into each other's memory, others get
-        messages), "mpi_p2p", "mpi_p2p_pl" (pipelined), "mpi_a2a", "local" (one process), or "auto".
+        The transport: "direct" (peers on one host write into each other's memory, others get messages), "mpi_p2p",
+        "mpi_p2p_pl" (pipelined), "mpi_a2a", "local" (one process), or "auto".
     launch : {"fused", "per_peer", "per_peer_events"}
         How a GPU packs: "fused" is one kernel that raises a flag per message; "per_peer" a launch per message, each
         with its flag; "per_peer_events" a launch and an event per message. Without effect on the host device.

@@ -339,7 +339,8 @@ class Schedule:
         if self.puts:
             found.append(f"{len(self.puts)} peers are mapped: items are written into their memory, without a message")
         if not (self.sends or self.recvs or self.puts or self.sources):
-            found.append("no other rank takes part: one local copy")
+            mine = own(self.exchange.sends, self.exchange.rank)
+            found.append(f"no other rank takes part: {'nothing to do' if mine is None else 'one local copy'}")
         if self.inplace and self.stays and own(self.exchange.sends, self.exchange.rank) is not None:
             found.append("the items of this rank stay where they are")
         return tuple(found)

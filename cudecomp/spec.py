@@ -94,6 +94,7 @@ class Spec:
 
 def transpose_spec(group: Any, src: Pencil, dst: Pencil, dtype: Any, **options: Any) -> Spec:
     """Check the arguments of a TransposePlan for this rank of a group. Local."""
+    item = plan_dtype(dtype)
     for name, pencil in (("src", src), ("dst", dst)):
         _require_pencil(f"TransposePlan: {name}", pencil)
     if src.global_shape != dst.global_shape:
@@ -102,15 +103,16 @@ def transpose_spec(group: Any, src: Pencil, dst: Pencil, dtype: Any, **options: 
         )
     for name, pencil in (("src", src), ("dst", dst)):
         _require_ranks(f"TransposePlan: {name}", pencil, group)
-    return _spec("TransposePlan", group, src, dst, plan_dtype(dtype), **options)
+    return _spec("TransposePlan", group, src, dst, item, **options)
 
 
 def halo_spec(group: Any, pencil: Pencil, dtype: Any, periods: Any, axes: Any, **options: Any) -> Spec:
     """Check the arguments of a HaloPlan for this rank of a group. Local."""
+    item = plan_dtype(dtype)
     _require_pencil("HaloPlan: pencil", pencil)
     _require_ranks("HaloPlan: pencil", pencil, group)
     details = Directions(_periods(periods, pencil.ndim), _axes(axes, pencil.ndim))
-    return _spec("HaloPlan", group, pencil, pencil, plan_dtype(dtype), inplace=False, details=details, **options)
+    return _spec("HaloPlan", group, pencil, pencil, item, inplace=False, details=details, **options)
 
 
 def _require_pencil(what: str, pencil: Any) -> None:
@@ -120,7 +122,7 @@ def _require_pencil(what: str, pencil: Any) -> None:
 
 def _require_ranks(what: str, pencil: Pencil, group: Any) -> None:
     if pencil.grid.size != group.size:
-        hint = f"; start the program with mpiexec -n {pencil.grid.size}" if group.size == 1 else ""
+        hint = f"; start the program with mpiexec -n {pencil.grid.size}, or choose a grid of {group.size}"
         if group.user is None:
             hint = "; comm is None, which means this process alone: pass comm=MPI.COMM_WORLD"
         raise ValueError(
