@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Save a field to HDF5 and restart from it on other ranks, in another layout: every rank writes and reads its slices.
 
-It needs h5py (`pip install h5py`). With one that has MPI, all ranks write one file. Otherwise each rank writes a file of its own, and rank 0 one that
-shows them as a whole. Both are read alike, by any number of ranks.
+It needs h5py (`pip install h5py`). With one that has MPI, all ranks write one file. Otherwise each rank writes a
+file of its own, and rank 0 one that shows them as a whole. Both are read alike, by any number of ranks.
 
 Run it on any number of ranks, in a folder that all of them see: mpiexec -n 4 python examples/field_io.py [folder]
 """
