@@ -161,6 +161,7 @@ class Engine:
         self.generation = 0  # counts the moves of the workspace
         self._running = False
         self._apart = False  # whether the operation was begun by `Bound.start`
+        self._process = os.getpid()
         self._turn = threading.Lock()  # held by the thread that advances the operation
         self._registry = self._find_registry()
         _open.add(self)
@@ -416,6 +417,8 @@ class Engine:
     def _test(self) -> bool:
         if not self._running:  # another thread has completed it
             return True
+        if self._poison is not None:  # what still arrives is no business of the arrays any more
+            raise PoisonedError(f"{self}: {self._poison}; close it and build another")
         try:
             written = self._write()
             if self._mover is not None:
@@ -444,6 +447,14 @@ class Engine:
 
     def wait(self) -> None:
         """Block until the operation is complete, or the timeout has passed."""
+        try:
+            self._wait()
+        except BaseException as error:  # in a signal's handler, too: nobody would wait for the rest of a run
+            if self._running and self._poison is None and self.current is None:
+                self._fail(error)
+            raise
+
+    def _wait(self) -> None:
         spins, last, state = 0, time.monotonic(), self._progress()
         while not self.test():
             spins += 1
@@ -513,9 +524,12 @@ class Engine:
             return
         self._closed = True
         _open.discard(self)
+        _in_flight.pop(self, None)
         self.latest = None
+        if os.getpid() != self._process:  # a fork is no part of the plan: its messages are the parent's
+            return
         with contextlib.suppress(Exception):
-            self.test()  # what is complete is in nobody's use
+            self._settle()
         if self._running:
             self.group.lost += self.spec.choice.name == "mpi_a2a"
             keep(self)  # with its requests, workspace and arrays: MPI may still write, and peers are not waited for
@@ -523,6 +537,16 @@ class Engine:
         if self._mover is not None:
             self._mover.close()
         self._release()
+
+    def _settle(self) -> None:
+        """End an operation that is complete, or that has failed and has nothing under way: it is in nobody's use."""
+        if self._poison is None:
+            self.test()
+        elif self._running and self._mover is not None:
+            self._missing.difference_update(self._mover.arrived())
+            self._running = bool(self._missing) or not self._mover.sent()
+        else:
+            self._running = False
 
     def _release(self) -> None:
         """Free what belongs to this plan alone."""

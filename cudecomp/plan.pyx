@@ -437,6 +437,8 @@ class Chain:
                 raise TypeError(f"capture: got a {type(call).__name__}, expected calls of Plan.bind or Plan.capture")
         self.calls = tuple(calls)
         bounds = [(<Call> call)._bound for call in calls]
+        for bound in bounds:
+            bound.engine.usable()
         devices = {bound.engine.spec.device for bound in bounds}
         if len(devices) > 1:
             raise ValueError("capture: its calls are on the host and on a GPU, expected one device")
@@ -474,7 +476,7 @@ def capture(*calls):
     Raises
     ------
     RuntimeError
-        A plan of one of the calls is not capturable, is closed, or failed before.
+        A plan of one of the calls is closed, failed before, or has a pending operation; on a GPU: is not capturable.
     TypeError, ValueError
         Something is no call, there is none, or they are on different devices.
 
@@ -486,6 +488,8 @@ def capture(*calls):
 
 
 def _run_all(bounds, stream):
+    for bound in bounds:  # all or none
+        bound._refuse()
     for bound in bounds:
         bound.run(stream)
 

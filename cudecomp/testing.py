@@ -100,7 +100,12 @@ def mismatch(pencil: Pencil, rank: int, array: Array, expected: Array | None = N
     """
     array = _shaped(pencil, rank, array)
     expected = fill(pencil, rank, array.dtype) if expected is None else expected
-    wrong = np.argwhere((_bytes(array) != _bytes(expected)).any(axis=-1))
+    if expected.shape != array.shape or expected.dtype != array.dtype:
+        raise ValueError(
+            f"mismatch: expected has shape {expected.shape} and dtype {expected.dtype}, "
+            f"the array of rank {rank} {array.shape} and {array.dtype}"
+        )
+    wrong = np.argwhere(_different(array, expected))
     if not len(wrong):
         return None
     place = tuple(map(int, wrong[0]))
@@ -300,7 +305,7 @@ class VirtualRanks:
 
     def _given(self, method: str, pencil: Pencil, arrays: Sequence[Array]) -> Sequence[Array]:
         """Return the arrays of all ranks after checking them."""
-        shapes = [pencil.memory_shape(rank) for rank in self._ranks(method, pencil)]
+        shapes, arrays = [pencil.memory_shape(rank) for rank in self._ranks(method, pencil)], list(arrays)
         found = [np.shape(array) for array in arrays]
         if found != shapes:
             raise ValueError(f"VirtualRanks.{method}: got arrays of shapes {found}, expected {shapes}, one per rank")
@@ -334,10 +339,22 @@ def _cut(pencil: Pencil, rank: int, arrays: Arrays, start: Sequence[int], shape:
 
 def _shaped(pencil: Pencil, rank: int, array: Array) -> Array:
     shape = pencil.memory_shape(rank)
-    return array if array.shape == shape else array[: pencil.size(rank)].reshape(shape)
+    if array.shape == shape:
+        return array
+    if array.ndim != 1 or array.size < pencil.size(rank):
+        raise ValueError(
+            f"the array of rank {rank} has shape {array.shape}, expected the memory shape {shape}, "
+            f"or flat with at least {pencil.size(rank)} items"
+        )
+    return array[: pencil.size(rank)].reshape(shape)
 
 
-def _bytes(array: Array) -> Array:
-    """Return the bytes of each item along a new last axis."""
-    array = np.ascontiguousarray(array)
-    return array.view(np.uint8).reshape(*array.shape, array.dtype.itemsize)
+def _different(a: Array, b: Array) -> Array:
+    """Tell for each item whether two arrays differ there, bit by bit but for bytes that mean nothing."""
+    if a.dtype.names:
+        fields = [_different(a[name], b[name]) for name in a.dtype.names]
+        return np.any([field.reshape(*a.shape, -1).any(axis=-1) for field in fields], axis=0)
+    if a.dtype.char in "gG":  # long doubles have some
+        return (a != b) & ~((a != a) & (b != b))
+    a, b = (np.ascontiguousarray(one).view(np.uint8).reshape(*one.shape, one.dtype.itemsize) for one in (a, b))
+    return (a != b).any(axis=-1)

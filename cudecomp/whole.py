@@ -80,7 +80,7 @@ def scatter(
     whole = passage.agreed(lambda: passage.whole(array, "array") if passage.at_root else None)
     dtype = passage.from_root(whole.dtype if passage.at_root else None)
     part = passage.agreed(lambda: passage.part_or_new(out, dtype, device))
-    passage.agreed(lambda: passage.reserve(dtype))
+    passage.agreed(lambda: passage.reserve(dtype, part.hosts, [whole]))
     for cut, own, peer in passage.pieces(whole, part):
         passage.carry(cut, own, peer)
     part.finish()
@@ -129,7 +129,7 @@ def gather(
     passage = _Passage("gather", comm, pencil, root, fields)
     part = passage.agreed(lambda: passage.part(array, "array"), lambda part: {"dtype": repr(part.dtype)})
     whole = passage.agreed(lambda: passage.whole_or_new(out, part.dtype) if passage.at_root else None)
-    passage.agreed(lambda: passage.reserve(part.dtype))
+    passage.agreed(lambda: passage.reserve(part.dtype, [whole], part.hosts))
     for cut, own, peer in passage.pieces(whole, part):
         passage.carry(own, cut, peer)
     if not passage.at_root:
@@ -147,7 +147,7 @@ class _Part:
         self.array = array
         self.dtype = views[0].dtype
         # A view of host memory has a NumPy array as its owner.
-        hosts = [view.owner if isinstance(view.owner, np.ndarray) else _to_host(view) for view in views]
+        self.hosts = hosts = [view.owner if isinstance(view.owner, np.ndarray) else _to_host(view) for view in views]
         self._copies = [(host, view) for host, view in zip(hosts, views, strict=True) if host is not view.owner]
         interiors = [pencil.interior(host, rank) for host in hosts]
         self.interiors = interiors if len(interiors) == fields else list(interiors[0])
@@ -208,6 +208,13 @@ class _Passage:
             raise ValueError(f"{self.what}: out is read-only, expected a writable array")
         return whole
 
+    def _check_apart(self, written: Sequence[Array | None], read: Sequence[Array | None]) -> None:
+        """Raise if an array that is written shares memory with another one."""
+        for i, one in enumerate(written):
+            for other in (*written[:i], *read):
+                if one is not None and other is not None and np.may_share_memory(one, other):
+                    raise ValueError(f"{self.what}: its arrays overlap in memory, expected separate ones")
+
     def part(self, array: Any, name: str, dtype: np.dtype[Any] | None = None) -> _Part:
         """Return this rank's array after checking it; to be written if it must have a certain dtype."""
         label = f"{self.what}: {name}"
@@ -235,8 +242,9 @@ class _Passage:
                 out.reshape(-1).view(np.uint8)[...] = 0
         return self.part(out, "out", dtype)
 
-    def reserve(self, dtype: np.dtype[Any]) -> None:
-        """Get the memory that pieces pass through on this rank."""
+    def reserve(self, dtype: np.dtype[Any], written: Sequence[Array | None], read: Sequence[Array | None]) -> None:
+        """Get the memory that pieces pass through on this rank, once it is known that the arrays do not overlap."""
+        self._check_apart(written, read)
         ranks = range(self.size) if self.at_root else (self.rank,)
         items = max((self.pencil.box(rank).size for rank in ranks if rank != self.root), default=0)
         self._buffer = np.empty(items, dtype)

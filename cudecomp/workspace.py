@@ -57,11 +57,13 @@ class Workspace:
         """Return an empty workspace on `device` for one plan of a group. Local."""
         workspace = cls.__new__(cls)
         workspace._start(group, device)
+        workspace._of_one_plan = True
         return workspace
 
     def _start(self, group: Communicator | Alone, device: str) -> None:
         self.comm = group
         self.device = device
+        self._of_one_plan = False
         self._memory: dict[str, Any] = {}
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
         self._holder: Any = None
@@ -85,6 +87,10 @@ class Workspace:
 
     def reserve(self, nbytes: int, kind: str, tenant: Tenant) -> None:
         """Grow to at least `nbytes` of a kind and note a tenant; the others are told when the memory moves. Local."""
+        if getattr(self._holder, "closed", False):
+            raise RuntimeError(
+                f"Workspace: an operation of a closed plan ({self._holder}) was never completed in it: make another one"
+            )
         if kind not in self._memory or nbytes > self._memory[kind].nbytes:
             self._refuse_growth()
             self._memory[kind] = _allocate(nbytes, kind)
@@ -108,9 +114,12 @@ class Workspace:
             raise RuntimeError("Workspace: it cannot grow while an operation is pending in it; wait for it first")
 
     def release(self, tenant: Tenant) -> None:
-        """Forget a tenant. Local."""
+        """Forget a tenant; what belonged to one plan alone goes with it. Local."""
         self._tenants.discard(tenant)
         self.leave(tenant)
+        if self._of_one_plan:
+            self._memory.clear()
+            self.shared = None
 
     def enter(self, tenant: Tenant) -> None:
         """Claim the memory for one operation of `tenant`; RuntimeError while another one is pending. Local."""

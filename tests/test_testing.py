@@ -182,3 +182,33 @@ def test_fields_of_any_dtype_are_told_apart():
         values = testing.items(np.arange(100), dtype)
         assert values.dtype == np.dtype(dtype)
         assert all(a.tobytes() != b.tobytes() for a, b in itertools.pairwise(values))
+
+
+def test_arrays_that_cannot_be_compared():
+    pencil = Pencil((3, 4, 5), ProcessGrid((1, 1)), 0)
+    array = testing.fill(pencil, 0, "f8")
+    for wrong in (array.reshape(5, 4, 3), array.reshape(-1, 1), array.reshape(-1)[:-1]):
+        with pytest.raises(ValueError, match="expected the memory shape"):
+            testing.check(pencil, 0, wrong)
+    for expected in (np.zeros(1), array.astype("f4"), array[0]):
+        with pytest.raises(ValueError, match="expected has shape"):
+            testing.check(pencil, 0, array, expected)
+
+
+@pytest.mark.parametrize("dtype", ["longdouble", "clongdouble", np.dtype([("a", "i1"), ("b", "f8")], align=True)])
+def test_bytes_between_values_do_not_count(dtype):
+    pencil = Pencil((3, 4, 5), ProcessGrid((1, 1)), 0, halo=1, padding=1)
+    array, again = testing.fill(pencil, 0, dtype), testing.fill(pencil, 0, dtype)
+    testing.check(pencil, 0, array)
+    again.reshape(-1)[-1] = again.reshape(-1)[0]
+    with pytest.raises(AssertionError, match="1 of"):
+        testing.check(pencil, 0, again, array)
+
+
+def test_generators_of_arrays():
+    ranks = testing.VirtualRanks(2)
+    pencil = Pencil((4, 4, 4), ProcessGrid((1, 2)), 0)
+    arrays = ranks.fill(pencil, "f8")
+    with pytest.raises(AssertionError):
+        ranks.check(pencil, (0 * array for array in arrays))
+    ranks.check(pencil.pencil(1), ranks.transpose(pencil, pencil.pencil(1), (array for array in arrays)))

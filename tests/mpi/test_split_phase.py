@@ -213,3 +213,28 @@ def test_a_block_left_with_an_operation_pending(comm, verdict, backend):
     assert plan.closed
     with TransposePlan(*pencils(), "f8", comm) as other:
         verdict(Trial(other).run())
+
+
+@several
+@pytest.mark.parametrize("backend", MOVERS)
+def test_an_operation_that_was_given_up(comm, verdict, backend):
+    """Its call raises from then on, nothing is unpacked any more, and its arrays are free once the plan is closed."""
+    found = []
+    plan = TransposePlan(*pencils(), "f8", comm, backend=backend, timeout=0.3)
+    trial = Trial(plan)
+    call = plan.bind(trial.src, trial.dst)
+    if comm.rank == 0:
+        call.start()
+        # The others close the plan meanwhile, which "direct" notices before the time is up.
+        first = (PoisonedError, TimeoutError)
+        for method, kinds in ((call.wait, first), (call.wait, PoisonedError), (call.test, PoisonedError)):
+            try:
+                method()
+                found.append(f"{method.__name__} returned")
+            except Exception as error:
+                found += [] if isinstance(error, kinds) else [repr(error)]
+    plan.close()
+    with TransposePlan(*pencils(), "f8", comm, backend=backend) as other:
+        other.run(trial.src, trial.dst)
+        found += trial.problems()
+    verdict(found)

@@ -242,3 +242,16 @@ def test_device_arrays(comm, verdict, fields):
         if wrong or not right:
             found.append(f"{pencil}: {wrong or 'the whole array is wrong'}")
     verdict(found)
+
+
+def test_arrays_that_overlap(comm, alike):
+    """What is written must not share memory with anything else, on any rank."""
+    pencil = Pencil((4, 4 * comm.size, 4), ProcessGrid((1, comm.size)), 2)
+    whole = np.zeros(pencil.global_shape)
+    part = whole.reshape(-1)[: pencil.size(comm.rank)]
+    other = np.zeros(pencil.memory_shape(comm.rank))
+    first = comm.rank == 0
+    alike(ValueError, ["scatter", "overlap"], lambda: scatter(whole, pencil, comm, out=part if first else other))
+    alike(ValueError, ["gather", "overlap"], lambda: gather(part if first else other, pencil, comm, out=whole))
+    wholes = np.zeros((2, *pencil.global_shape))
+    alike(ValueError, ["scatter", "overlap"], lambda: scatter(wholes, pencil, comm, fields=2, out=[other, other]))
