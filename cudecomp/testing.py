@@ -353,7 +353,7 @@ def _different(a: Array, b: Array) -> Array:
     """Tell for each item whether two arrays differ there, bit by bit but for bytes that mean nothing."""
     if a.dtype.names:
         fields = [_different(a[name], b[name]) for name in a.dtype.names]
-        return np.any([field.reshape(*a.shape, -1).any(axis=-1) for field in fields], axis=0)
+        return np.any([field.any(axis=tuple(range(a.ndim, field.ndim))) for field in fields], axis=0)
     if a.dtype.char in "gG":  # long doubles have some
         return (a != b) & ~((a != a) & (b != b))
     a, b = (np.ascontiguousarray(one).view(np.uint8).reshape(*one.shape, one.dtype.itemsize) for one in (a, b))
