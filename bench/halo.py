@@ -15,7 +15,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import measure
 from ranks import MpiRanks, course
-from transpose import ways
+from transpose import layout, ways
 
 
 class Case(NamedTuple):
@@ -76,9 +75,8 @@ def arguments() -> argparse.Namespace:
 
 def cases(options: argparse.Namespace, size: int) -> Iterator[Case]:
     """Yield the updates asked for."""
-    shape = tuple(options.shape * 3 if len(options.shape) == 1 else options.shape)
+    shape, grids = layout(options, size)
     ndim = len(shape)
-    grids = options.grid or [g for g in itertools.product(range(1, size + 1), repeat=ndim - 1) if prod(g) == size]
     everything = tuple(range(ndim))
     names = options.axes or [*map(str, everything), "all"]
     updates = [everything if name == "all" else tuple(map(int, name)) for name in names]

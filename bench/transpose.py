@@ -73,11 +73,17 @@ def arguments() -> argparse.Namespace:
     return options
 
 
+def layout(options: argparse.Namespace, size: int) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the global shape and the process grids asked for."""
+    shape = tuple(options.shape * 3 if len(options.shape) == 1 else options.shape)
+    every = itertools.product(range(1, size + 1), repeat=len(shape) - 1)
+    return shape, options.grid or [grid for grid in every if prod(grid) == size]
+
+
 def cases(options: argparse.Namespace, size: int) -> Iterator[Case]:
     """Yield the exchanges asked for, without those in which no rank needs another one."""
-    shape = tuple(options.shape * 3 if len(options.shape) == 1 else options.shape)
+    shape, grids = layout(options, size)
     ndim = len(shape)
-    grids = options.grid or [g for g in itertools.product(range(1, size + 1), repeat=ndim - 1) if prod(g) == size]
     if options.axes:
         pairs = [tuple(map(int, pair.split(":"))) for pair in options.axes]
     else:

@@ -18,7 +18,7 @@ from typing import Any
 from .forever import keep
 from .text import ranks_text
 
-# Looks at a collective before a waiting rank gives its core away at each.
+# Polls before a waiting rank gives its core away: where ranks share cores, every poll more costs the others time.
 SPINS = 20
 
 _keyval: int | None = None

@@ -19,7 +19,7 @@ from typing import Any
 from .array import ArrayView
 from .binding import arguments_of
 from .boxes import compile_copies
-from .comm import attempt
+from .comm import SPINS, attempt
 from .errors import PoisonedError
 from .exchange import Exchange
 from .forever import keep
@@ -30,9 +30,6 @@ from .schedule import Schedule, aligned, exchange_subgrid
 from .spec import Spec, patience
 from .text import ranks_text
 from .workspace import Workspace
-
-# Polls before a waiting rank gives its core away: where ranks share cores, every poll more costs the others time.
-SPINS = 20
 
 # The engines of plans that were not closed.
 _open: weakref.WeakSet[Engine] = weakref.WeakSet()

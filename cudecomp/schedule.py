@@ -7,13 +7,14 @@ in the schedule. Both ends of a message derive its wire order from the same numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import gcd, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .exchange import BoxCopy, Exchange, Message
+from .blocks import Block, blocks_of
+from .exchange import Exchange, Message
 from .pencil import Pencil
 
 # Every message starts on such a boundary of the workspace, in bytes: whole cache lines, and wide accesses on GPUs.
@@ -110,14 +111,6 @@ class Part(NamedTuple):
     offset: int
     items: int
     segment: int  # of the pack or unpack program; -1: the message lies in the user's array, nothing to pack or unpack
-
-
-class Block(NamedTuple):
-    """Boxes that together fill one box of the receiver, and travel as that box."""
-
-    shape: tuple[int, ...]
-    dst_start: tuple[int, ...]
-    copies: tuple[BoxCopy, ...]
 
 
 class Load(NamedTuple):
@@ -486,7 +479,7 @@ class Schedule:
             packed = []  # (box, offset, strides in the load)
             for block in load.blocks:
                 steps = packed_strides(block.shape, order)
-                packed += [(box, offset + _distance(block, box, steps), steps) for box in block.copies]
+                packed += [(box, offset + block.distance(box, steps), steps) for box in block.copies]
                 if not packing:
                     near = array(field), pencil.offset(rank, block.dst_start), strides
                     copies.append(Copy(block.shape, base, offset, steps, *near))
@@ -528,46 +521,6 @@ class Schedule:
             for box in boxes
             for at in (dst.offset(rank, box.dst_start),)
         )
-
-
-def blocks_of(copies: Sequence[BoxCopy], order: tuple[int, ...]) -> tuple[Block, ...]:
-    """Return the blocks that boxes fill at the receiver, in the order of its memory: neighbours that fit are joined.
-
-    The faces of a halo come from several places, since the halos of the other axes take part, and go to one.
-    """
-    blocks = [Block(copy.shape, copy.dst_start, (copy,)) for copy in copies]
-    for axis in reversed(order) if len(blocks) > 1 else ():
-        found: list[Block] = []
-        for block in sorted(blocks, key=partial(_apart, axis=axis)):
-            if found and _continues(found[-1], block, axis):
-                block = _joined(found.pop(), block, axis)
-            found.append(block)
-        blocks = found
-    return tuple(sorted(blocks, key=lambda block: [block.dst_start[axis] for axis in order]))
-
-
-def _apart(block: Block, axis: int) -> Any:
-    """Sort blocks along an axis, those with other extents along the other axes apart."""
-    start, shape = block.dst_start, block.shape
-    return start[:axis], start[axis + 1 :], shape[:axis], shape[axis + 1 :], start[axis]
-
-
-def _continues(block: Block, after: Block, axis: int) -> bool:
-    return (
-        _apart(block, axis)[:-1] == _apart(after, axis)[:-1]
-        and block.dst_start[axis] + block.shape[axis] == after.dst_start[axis]
-    )
-
-
-def _joined(block: Block, after: Block, axis: int) -> Block:
-    shape = list(block.shape)
-    shape[axis] += after.shape[axis]
-    return Block(tuple(shape), block.dst_start, block.copies + after.copies)
-
-
-def _distance(block: Block, box: BoxCopy, strides: tuple[int, ...]) -> int:
-    """Return where a box begins within its block, in items."""
-    return sum((b - a) * s for a, b, s in zip(block.dst_start, box.dst_start, strides, strict=True))
 
 
 def own(messages: tuple[Message, ...], rank: int) -> Message | None:

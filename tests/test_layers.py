@@ -23,6 +23,7 @@ LAYERS = (
     {"grid"},
     {"pencil"},
     {"exchange"},
+    {"blocks"},
     {"halo", "schedule"},
     {"pack"},
     {"cuda"},
@@ -41,7 +42,7 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-GEOMETRY = {"grid", "pencil", "exchange", "schedule"}
+GEOMETRY = {"grid", "pencil", "exchange", "blocks", "schedule"}
 # What a module may import from outside the standard library: anything not listed here, numpy alone.
 OUTSIDE = {
     "aware": {"mpi4py"},

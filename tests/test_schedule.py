@@ -16,12 +16,12 @@ from strategies import pairs, pencils
 
 from cudecomp import Exchange, Pencil, ProcessGrid
 from cudecomp import testing as reference
+from cudecomp.blocks import blocks_of
 from cudecomp.halo import halo_exchange
 from cudecomp.schedule import (
     ALIGNMENT,
     Schedule,
     aligned,
-    blocks_of,
     exchange_subgrid,
     has_no_gaps,
     packed_strides,

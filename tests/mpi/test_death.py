@@ -1,18 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that dies while nobody waits for it: the others, which had its memory mapped, learn of it and end."""
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from launch import LAUNCHER, launch
 from mpi4py import MPI
 
-from cudecomp.launcher import environment_of_no_job
-
-LAUNCHER = Path(sys.executable).with_name("mpiexec")
-LAUNCHER = str(LAUNCHER) if LAUNCHER.exists() else shutil.which("mpiexec")
 # Launchers end a job with a rank that is killed; this one does not if it is told so.
 VENDOR, VERSION = MPI.get_vendor()
 LETS_LIVE = VENDOR == "Open MPI" and VERSION[0] <= 4
@@ -60,15 +52,7 @@ finally:
 def outlived(device, victim):
     """Run the program on 3 ranks, of which one dies; return what the others say."""
     program = f"DEVICE, VICTIM = {device!r}, {victim}\n{PROGRAM}"
-    command = [LAUNCHER, "--enable-recovery", "-n", "3", sys.executable, "-P", "-c", program]
-    done = subprocess.run(
-        command,
-        env=environment_of_no_job() | {"OMPI_MCA_rmaps_base_oversubscribe": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = launch(3, "-P", "-c", program, options=["--enable-recovery"], timeout=60)
     return done.stdout + done.stderr
 
 

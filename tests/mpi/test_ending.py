@@ -1,19 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How processes end: programs of two ranks, started from a test of one rank, that leave plans in every bad state."""
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from launch import LAUNCHER, launch
 from mpi4py import MPI
-
-LAUNCHER = Path(sys.executable).with_name("mpiexec")
-LAUNCHER = str(LAUNCHER) if LAUNCHER.exists() else shutil.which("mpiexec")
-# Variables by which launchers tell a process that it belongs to a job; the programs are jobs of their own.
-INHERITED = ("PMI", "OMPI_COMM_WORLD", "OMPI_UNIVERSE", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIR_", "PRTE_", "SLURM_")
 
 pytestmark = [
     pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts ranks of its own: once is enough, on 1 rank"),
@@ -154,8 +144,6 @@ def test_processes_end(tmp_path, name, backend):
     """Neither a hang nor a crash in MPI_Finalize, whatever was left pending."""
     program = tmp_path / "program.py"
     program.write_text((HEAD + PROGRAMS[name]).replace("BACKEND", repr(backend)))
-    env = {key: value for key, value in os.environ.items() if not key.startswith(INHERITED)}
-    command = [LAUNCHER, "-n", "2", sys.executable, str(program)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path)
+    done = launch(2, str(program), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("the end") == 2, done.stdout + done.stderr
